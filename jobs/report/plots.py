@@ -23,6 +23,7 @@ _STYLE: Any = {
     "pdf.fonttype": 42,  # TrueType: conferences refuse Type 3, the default
     "figure.titlesize": 10, "axes.titlesize": 9, "legend.fontsize": 8,
     "xtick.labelsize": 8, "ytick.labelsize": 8,
+    "figure.constrained_layout.w_pad": 0.08,  # a browser may have a wider font
 }  # fmt: skip
 # Characters that XML must not contain
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -47,15 +48,13 @@ def plot_figure(shown: Shown, title: str = "") -> Figure | None:
         return None
     across = min(4, len(plot.panels))
     down = -(-len(plot.panels) // across)
-    figure = new_figure()
-    grid = figure.subplots(down, across, squeeze=False)
-    left, bottom = _room_of_names(plot)
     titles = [fill(panel.title, 45) for panel in plot.panels]
-    arrange(
-        figure, (2.7, 2.3) if across > 1 else (5.5, 3.2), plot.names, down=down, across=across,
-        left=left, bottom=bottom, heading=0.5 if title else 0.0,
-        titles=0.3 + 0.15 * max(text.count("\n") for text in titles),
-    )  # fmt: skip
+    width, height = (2.7, 2.3) if across > 1 else (5.5, 3.2)
+    slanted = _slanted(plot)  # these names also are to the left of the panel
+    width += max(0.0, 0.87 * slanted - 0.7)
+    height += 0.15 * max(text.count("\n") for text in titles) + 0.5 * slanted
+    figure = new_figure((width, height), plot.names, down, across)
+    grid = figure.subplots(down, across, squeeze=False)
     for axes in grid.flat[len(plot.panels) :]:
         axes.set_visible(False)
     for axes, panel, text in zip(grid.flat, plot.panels, titles, strict=False):
@@ -67,19 +66,28 @@ def plot_figure(shown: Shown, title: str = "") -> Figure | None:
         first.set_ylabel(plot.y_label)
     mark: Any = Patch if plot.has_bars else partial(Line2D, [], [], marker="o")
     marks = [mark(color=color) for color in plot.names.values()]
-    figure.legend(marks, list(plot.names), loc="upper right")
+    figure.legend(marks, list(plot.names), loc="outside right upper")
     if title:
+        figure.set_figheight(figure.get_figheight() + 0.5)
         figure.suptitle(f"{title}\n{_basis(shown, plot)}", x=0.01, ha="left")
     return figure
 
 
-def new_figure() -> Figure:
-    """Return an empty figure. Texts in figures are shown as they are, also in SVG."""
+def new_figure(
+    panel: tuple[float, float], names: Iterable[str], down: int = 1, across: int = 1
+) -> Figure:
+    """Return an empty figure. Texts in figures are shown as they are, also in SVG.
+
+    It has room for panels of about this size, in inches, and for a legend of names at the right.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
     matplotlib.rcParams.update(_STYLE)
-    return Figure()
+    names = list(names)
+    width = 0.7 + across * (panel[0] + 0.7) + max(map(len, names), default=0) * LETTER
+    height = max(0.05 + down * (panel[1] + 0.85), 0.2 + 0.17 * len(names))
+    return Figure((width, height), layout="constrained")
 
 
 def image(figure: Figure, form: ImageFormat) -> bytes:
@@ -92,48 +100,6 @@ def image(figure: Figure, form: ImageFormat) -> bytes:
     figure.savefig(file, format=form, dpi=110, metadata=dates.get(form))
     content = file.getvalue()
     return _NOT_XML.sub("\ufffd", content.decode()).encode() if form == "svg" else content
-
-
-def arrange(
-    figure: Figure,
-    panel: tuple[float, float],
-    names: Iterable[str],
-    *,
-    down: int = 1,
-    across: int = 1,
-    left: float = 0.85,
-    bottom: float = 0.6,
-    titles: float = 0.3,
-    heading: float = 0.0,
-) -> None:
-    """Set the size of a figure: its panels, their texts, and a legend of names at the right.
-
-    An automatic layout measures each text, which takes more time than to draw the figure.
-
-    Args:
-        panel: width and height of each panel, in inches.
-        down: number of panels below each other.
-        across: number of panels beside each other.
-        left: width of the texts at the left of a panel, in inches.
-        bottom: height of the texts below a panel, in inches. `titles` are above it.
-        heading: height of the texts above all panels, in inches.
-    """
-    names = list(names)
-    right = 0.55 + max(map(len, names), default=0) * LETTER
-    top, gap, between = heading + titles, left - 0.15, bottom + titles - 0.05
-    width = left + across * panel[0] + (across - 1) * gap + right
-    height = top + down * panel[1] + (down - 1) * between + bottom
-    if (more := 0.2 + 0.17 * len(names) - height) > 0:  # the legend is higher than the panels
-        bottom, height = bottom + more, height + more
-    figure.set_size_inches(width, height)
-    figure.subplots_adjust(
-        left=left / width,
-        right=1 - right / width,
-        bottom=bottom / height,
-        top=1 - top / height,
-        wspace=gap / panel[0],
-        hspace=between / panel[1],
-    )
 
 
 def _draw_lines(axes: Axes, plot: Panels, panel: Panel) -> None:
@@ -176,11 +142,10 @@ def _are_long(panel: Panel) -> bool:
     return len(panel.xs) * max(len(str(x)) for x in panel.xs) > _LONG
 
 
-def _room_of_names(plot: Panels) -> tuple[float, float]:
-    """Return the width at the left and the height below a panel, in inches, for rotated names."""
+def _slanted(plot: Panels) -> float:
+    """Return the length of the longest rotated name, in inches."""
     names = [len(str(x)) for panel in plot.panels if _are_long(panel) for x in panel.xs]
-    longest = max(names, default=0) * LETTER if plot.has_bars else 0.0
-    return max(0.85, 0.15 + 0.87 * longest), 0.6 + 0.5 * longest
+    return max(names, default=0) * LETTER if plot.has_bars else 0.0
 
 
 def _draw_intervals(axes: Axes, xs: Sequence[float], line: Line, color: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jobs.report.panels import colors_of
-from jobs.report.plots import LETTER, arrange, new_figure
+from jobs.report.plots import LETTER, new_figure
 from systems.plot_data import Spans, Stack
 
 if TYPE_CHECKING:
@@ -38,9 +38,8 @@ def timeline_figure(data: Stack | Spans, title: str = "") -> Figure:
 
 
 def _stack(stack: Stack) -> Figure:
-    figure = new_figure()
+    figure = new_figure((7.0, 3.7), stack.layers)
     axes = figure.subplots()
-    arrange(figure, (7.0, 3.4), stack.layers, heading=0.3)
     layers = []
     if stack.layers and stack.x:
         # The last value lasts as long as the others do on average.
@@ -65,7 +64,9 @@ def _stack(stack: Stack) -> Figure:
     axes.margins(x=0)
     axes.set_xlabel(stack.x_title)
     axes.set_ylabel(stack.y_title)
-    figure.legend(layers, list(stack.layers)[: len(layers)], loc="upper right", reverse=True)
+    figure.legend(
+        layers, list(stack.layers)[: len(layers)], loc="outside right upper", reverse=True
+    )
     return figure
 
 
@@ -73,12 +74,11 @@ def _spans(spans: Spans) -> Figure:
     """Draw a bar for each span, from its start to its end."""
     from matplotlib.patches import Patch
 
-    figure = new_figure()
-    axes = figure.subplots()
     names = dict.fromkeys(name for row in spans.rows.values() for name in row)
     longest = max(map(len, spans.rows), default=0)
-    height = 0.3 * max(len(spans.rows), 1)
-    arrange(figure, (7.0, height), names, left=0.2 + longest * LETTER, heading=0.2)
+    height = 0.2 + 0.3 * max(len(spans.rows), 1)
+    figure = new_figure((6.35 + longest * LETTER, height), names)
+    axes = figure.subplots()
     colors = colors_of({name: _COLOR_OF.get(name) for name in names})
     found = [span for row in spans.rows.values() for each in row.values() for span in each]
     times = [time for span in found for time in span]
@@ -91,7 +91,9 @@ def _spans(spans: Spans) -> Figure:
     axes.set_ylim(len(spans.rows) - 0.4, -0.6)
     axes.margins(x=0)
     axes.set_xlabel(spans.x_title)
-    figure.legend([Patch(color=color) for color in colors.values()], colors, loc="upper right")
+    figure.legend(
+        [Patch(color=color) for color in colors.values()], colors, loc="outside right upper"
+    )
     return figure
 
 

@@ -7,13 +7,12 @@ its confidence interval. Otherwise it is the ratio of the two cells.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
 from jobs.formatting import format_number, format_range, format_ratio
-from jobs.frame.recorded import UNKNOWN, recorded_value
 from jobs.frame.results import Key
 from jobs.frame.rows import Cell, Interval
 from jobs.frame.statistics import statistic
@@ -25,7 +24,6 @@ from jobs.verdicts.block_cells import sweep_margin, verdicts_of
 from jobs.verdicts.judge import LEVEL, Round, Verdict, judge
 
 NOT_PAIRED = "the runs were not measured in the same blocks"
-ELSEWHERE = "* measured on different GPUs or hosts"
 DIGITS = 6  # significant ones of a speedup in CSV
 _MEANINGS = {  # of the texts of speedups with an interval, by `Speedup.kind`
     "decided": f"an interval without a word: faster or slower, significant at {LEVEL:.1%}",
@@ -49,7 +47,6 @@ class Speedup:
     interval: Interval | None = None  # 95% confidence interval of a paired speedup
     spread: float = 0.0  # without an interval: the larger relative spread of the two cells
     rounds: int = 0  # number of rounds of a block whose ratio it is; 0: not paired
-    elsewhere: bool = False  # not paired, and measured on different GPUs or hosts
     verdict: str = ""  # faster, slower, same or unsure, by the rounds
     is_timed: bool = True  # False: the value does not depend on where it was measured
 
@@ -57,15 +54,14 @@ class Speedup:
     def text(self) -> str:
         """The speedup as text, such as `1.95x`.
 
-        It has the interval, as in `1.95x [1.93, 1.97]`, with the verdict if it is same or unsure,
-        or the mark of a ratio of runs on different GPUs or hosts, as in `1.95x*`. The word noise
-        may stand instead of an interval, see `format_ratio`.
+        It has the interval, as in `1.95x [1.93, 1.97]`, with the verdict if it is same or unsure.
+        The word noise may stand instead of an interval, see `format_ratio`.
         """
         if self.ratio is None:
             return self.instead
         low, high = self.interval or (0.0, self.spread * abs(self.ratio))
         if self.interval is None or self.kind == "noise":
-            return format_ratio(self.ratio, high - low) + ("*" if self.elsewhere else "")
+            return format_ratio(self.ratio, high - low)
         ratio, interval = self.texts
         return " ".join(filter(None, [f"{ratio}x", interval, self.word]))
 
@@ -103,12 +99,10 @@ class Speedup:
 
     @property
     def pairing(self) -> str:
-        """How the two cells were measured, for CSV: yes, no, other GPUs or hosts, or nothing."""
+        """Whether the two cells are paired, for CSV: yes, no or nothing."""
         if self.ratio is None or not self.is_timed:
             return ""
-        if self.paired:
-            return "yes"
-        return "no: different GPUs or hosts" if self.elsewhere else "no"
+        return "yes" if self.paired else "no"
 
 
 def speedup_column(pivot: Pivot, column: Key, baseline: dict[str, Any]) -> list[Speedup] | None:
@@ -142,8 +136,6 @@ def speedup_notes(speedups: Iterable[Speedup]) -> list[str]:
         notes.append(f"speedups with an interval are of {format_range(rounds, 'round')}")
     if any(speedup.paired and speedup.interval is None for speedup in timed):
         notes.append("paired speedups without an interval are from a single round")
-    if any(speedup.elsewhere for speedup in unpaired):
-        notes.append(ELSEWHERE)
     return notes
 
 
@@ -179,8 +171,7 @@ def speedup_of(cell: Cell | None, reference: Cell | None, observation: Observati
         return Speedup(ratio, spread=spread, is_timed=False)
     rounds = _rounds(cell, reference)
     if not rounds:
-        elsewhere = _on_different_gpus(cell.records, reference.records)
-        return Speedup(ratio, spread=spread, elsewhere=elsewhere)
+        return Speedup(ratio, spread=spread)
     verdict = _verdict(cell, reference, observation, rounds)
     if lower_is_better:  # the ratio of a verdict is candidate / baseline
         verdict = verdict.inverse
@@ -207,25 +198,6 @@ def _verdict(cell: Cell, reference: Cell, observation: Observation, rounds: list
             if found is not None and found.rounds == len(rounds):
                 return found
     return judge([rounds], sweep_margin(observation), [None])[0]
-
-
-def _on_different_gpus(some: Collection[Record], others: Collection[Record]) -> bool:
-    """Return whether two cells were measured on different GPUs or hosts.
-
-    A host that was booted again counts as another host. Records without the id of the boot are
-    compared by the UUIDs of their GPUs and the name of the host. The result is False if it is
-    unknown.
-    """
-    allocations = [{record.allocation for record in cell} for cell in (some, others)]
-    if not any(None in cell for cell in allocations):
-        return allocations[0] != allocations[1]
-    return any(_differ(some, others, name) for name in ("gpu", "host"))
-
-
-def _differ(some: Collection[Record], others: Collection[Record], name: str) -> bool:
-    """Return whether the records of two cells have different values. False if one is unknown."""
-    values, of_others = ({recorded_value(record, name) for record in r} for r in (some, others))
-    return values != of_others and not any(UNKNOWN in value for value in values | of_others)
 
 
 def _rounds(cell: Cell, reference: Cell) -> list[Round]:

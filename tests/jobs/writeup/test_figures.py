@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -14,7 +16,7 @@ from jobs.report.run_pictures import pictures_of
 from jobs.sweep.views import Plot
 from jobs.writeup.studies import Study, read_studies
 from systems.plot_data import SUFFIX, Interval, Spans, Stack, write_figure
-from tests.jobs.results_folder import H200, TOY, ResultsFolder, failed, ok
+from tests.jobs.results_folder import H200, TOY, ResultsFolder, failed, ok, plot_of
 
 PLOTS = """\
 grid: {size: [1, 2, 4, 8], mode: [fast, exact], causal: [true, false]}
@@ -61,6 +63,28 @@ def test_lines_bars_and_points_against_another_metric(study: Study) -> None:
     frontier = texts(draw(study, study.plots["frontier"]))
     assert frontier.count("4") >= 4  # the points of four lines are labelled
     assert {"fast, causal", "exact, no causal"} <= set(frontier)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        {"x": "size", "facet": ["label", "causal"]},
+        {"x": "label", "series": ["causal"]},
+        {"x": "size", "series": ["label"]},
+    ],
+)
+def test_long_names_are_not_cut_and_cover_nothing(
+    folder: ResultsFolder, view: dict[str, Any]
+) -> None:
+    """They are above the panels, below bars, and in the legend."""
+    labels = [f"my_kernels/attention.py:Attention_no_{i}" for i in (1, 2)]
+    grid = f"grid: {{size: [1, 2], label: {labels}, causal: [true, false]}}\n"
+    folder.submit(TOY + grid, ok(1.0))
+    figure = plot_of(folder, **view)
+    figure.draw_without_rendering()
+    boxes = [each.get_tightbbox() for each in (*figure.axes, *figure.legends)]
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+    assert all(figure.bbox.contains(*corner) for box in boxes for corner in box.corners())
 
 
 def test_a_plot_without_values_has_no_figure(folder: ResultsFolder) -> None:
