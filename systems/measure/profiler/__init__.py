@@ -1,1 +1,1 @@
-"""Reads traces of torch.profiler: kernels, calls of the host, communication."""
+"""Runs nsys, and reads traces of torch.profiler: kernels, calls of the host, communication."""
