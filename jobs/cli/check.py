@@ -73,8 +73,9 @@ def check(
     shapes, dtypes and memory layouts. Wrappers and optimizers are compared with a single process,
     on 2 and 3 ranks. Without a GPU, Triton kernels run in Triton's interpreter.
 
-    Exit code: 0 if every case is right or refused with an exception; 1 if a case is wrong, crashes
-    or hangs, if no case is right, or if some were not checked; 2 if the input is invalid.
+    Exit code: 0 if every case is right or refused, by an exception of an attention or by
+    NotImplementedError of other code; 1 if a case is wrong, crashes or hangs, if no case is right,
+    or if some were not checked; 2 if the input is invalid.
     """
     on_gpu = bool(visible_gpus()) and not cpu
     dtypes = [str(one) for one in dtype or ()] or None

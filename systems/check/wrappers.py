@@ -17,12 +17,14 @@ import re
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from systems.check.checked import Checked
+from systems.check.checked import Checked, one_line
+from systems.external.reference import Reference
 
 WORLD_SIZES = (2, 3)
 # Parameters of the models, smallest first. The second has an odd number of blocks and a vocabulary
@@ -33,6 +35,7 @@ MODELS: list[dict[str, Any]] = [
 ]
 TIMEOUT_S = 300  # for the start of the ranks and all their cases, in seconds
 COLLECTIVE_S = 60.0  # for a collective, in seconds; it fails if a rank does not call it
+HANGS = "; does every rank call the same collectives?"
 LOOKS = "it looks as if"  # before the mistake that explains an error
 BUCKET_SIZE_MB = 100.0  # for a wrapper without a default, as in the benchmarks
 
@@ -65,51 +68,46 @@ def cases(kind: str, world_size: int) -> list[Case]:
 def check_parallel_code(kind: str, reference: str, backend: str) -> Iterator[Checked]:
     """Start ranks for each number of ranks, and yield the results of all cases.
 
-    If the ranks hang or crash, the case that they ran is refused, with the error that they printed.
-    The kind is ddp, fsdp or optimizer, and the backend gloo for CPUs or nccl for GPUs.
+    If the ranks raise an exception, crash or hang, the rest is one case that says so. The kind is
+    ddp, fsdp or optimizer, and the backend gloo for CPUs or nccl for GPUs.
     """
     for world_size in WORLD_SIZES:
         with tempfile.TemporaryDirectory() as folder:
             results = Path(folder) / "results"
             results.touch()
-            why, crashed = _start_ranks([kind, reference, backend, str(results)], world_size)
-            done = [_read(line) for line in results.read_text().splitlines()]
+            why = _start_ranks([kind, reference, backend, str(results)], world_size)
+            found = [_read(line) for line in results.read_text().splitlines()]
+        done = [checked for checked in found if not checked.crashed]
         yield from done
         left = cases(kind, world_size)[len(done) :]
+        # The first exception, as others may follow from it
+        raised = next((checked.refused for checked in found if checked.crashed), "")
         if left:
-            refused = why or "the ranks ended without a result"
-            yield Checked(left[0], refused=refused, crashed=crashed or not why)
+            why = why or raised or "the ranks ended without a result"
+            yield Checked(left[0], refused=why, crashed=True)
 
 
-def _start_ranks(arguments: list[str], world_size: int) -> tuple[str, bool]:
-    """Run this module under torchrun. Return the first error, and if the ranks crashed or hung.
-
-    The error is "" if there is none.
-    """
+def _start_ranks(arguments: list[str], world_size: int) -> str:
+    """Run this module under torchrun. Return why a rank ended without an exception, or ""."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     ranks = [f"--nproc-per-node={world_size}", "-m", "systems.check.wrappers", *arguments]
-    process = subprocess.Popen(
-        [*torchrun, *ranks], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        _, stderr = process.communicate(timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.terminate()  # torchrun then stops its ranks
-        process.communicate()
-        why = f"not finished after {TIMEOUT_S} s; does every rank call the same collectives?"
-        return why, True
-    if process.returncode == 0:
-        return "", False
-    # Not SIGABRT and SIGTERM, which may come from torch after an exception. The other ranks raise
-    # an exception because they lost this one, so it is no reason.
-    if killed := re.search(r"exitcode\s*: (-(?!6\b|15\b)\d+)", stderr):
-        return f"a rank ended with exit code {killed[1]}", True
-    lines = [line.partition("]:")[2] or line for line in stderr.splitlines()]
-    errors = [line.strip() for line in lines if re.match(r"\s*[\w.]*Error\b", line)]
-    if errors and "ChildFailedError" not in errors[0]:  # which is torchrun's, after all others
-        return errors[0], False
-    code = re.search(r"exitcode\s*: (-?\d+)", stderr)
-    return f"a rank ended with {f'exit code {code[1]}' if code else 'an error'}", True
+    # In a session of its own, torchrun gets no Ctrl-C, after which it waits 30 s for its ranks.
+    with subprocess.Popen(
+        [*torchrun, *ranks],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            _, stderr = process.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return f"not finished after {TIMEOUT_S} s{HANGS}"
+        finally:
+            process.terminate()  # torchrun then stops its ranks
+    # Not 1, of an exception, nor SIGABRT and SIGTERM, which may come from torch after one.
+    ended = re.search(r"rank +: (\d+).*\s+exitcode +: (-?(?!(?:1|6|15)\b)\d+)", stderr)
+    return f"rank {ended[1]} ended with exit code {ended[2]}" if ended else ""
 
 
 def _read(line: str) -> Checked:
@@ -122,12 +120,30 @@ def _run_rank(kind: str, reference: str, backend: str, results: Path) -> None:
 
     from systems.process_group import process_group
 
+    def write(checked: Checked) -> None:
+        with results.open("a") as file:
+            file.write(json.dumps(asdict(checked)) + "\n")
+
     with process_group(backend, COLLECTIVE_S) as device:
+        rank = dist.get_rank()
         for case in cases(kind, int(os.environ["WORLD_SIZE"])):
-            checked = _check(kind, reference, backend, case, device)
-            if dist.get_rank() == 0:
-                with results.open("a") as file:
-                    file.write(json.dumps(asdict(checked)) + "\n")
+            try:
+                checked = _check(kind, reference, backend, case, device)
+            except (Exception, SystemExit) as error:
+                hangs = HANGS if "Timed out" in str(error) else ""
+                why = f"rank {rank}: {one_line(error)}{_line_of(error, reference)}{hangs}"
+                write(Checked(case, refused=why, crashed=True))
+                raise
+            if rank == 0:
+                write(checked)
+
+
+def _line_of(error: BaseException, reference: str) -> str:
+    """Return the last line in the file of the user's code where an exception was, or ""."""
+    file = Reference.parse(reference).find().resolve()
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == file]
+    return f" ({file.name}:{lines[-1]})" if lines else ""
 
 
 def _check(kind: str, reference: str, backend: str, case: Case, device: Any) -> Checked:
