@@ -48,7 +48,7 @@ class Speedup:
     spread: float = 0.0  # without an interval: the larger relative spread of the two cells
     rounds: int = 0  # number of rounds of a block whose ratio it is; 0: not paired
     verdict: str = ""  # faster, slower, same or unsure, by the rounds
-    is_timed: bool = True  # False: the value does not depend on where it was measured
+    may_be_paired: bool = True  # False: of extremes, or of no time, it is the ratio of the cells
 
     @property
     def text(self) -> str:
@@ -100,7 +100,7 @@ class Speedup:
     @property
     def pairing(self) -> str:
         """Whether the two cells are paired, for CSV: yes, no or nothing."""
-        if self.ratio is None or not self.is_timed:
+        if self.ratio is None or not self.may_be_paired:
             return ""
         return "yes" if self.paired else "no"
 
@@ -124,7 +124,7 @@ def speedup_column(pivot: Pivot, column: Key, baseline: dict[str, Any]) -> list[
 
 def speedup_notes(speedups: Iterable[Speedup]) -> list[str]:
     """Return the notes on speedups in a table that are not paired."""
-    timed = [speedup for speedup in speedups if speedup.ratio is not None and speedup.is_timed]
+    timed = [speedup for speedup in speedups if speedup.ratio is not None and speedup.may_be_paired]
     unpaired = [speedup for speedup in timed if not speedup.paired]
     notes = []
     if unpaired and len(unpaired) == len(timed):
@@ -167,8 +167,8 @@ def speedup_of(cell: Cell | None, reference: Cell | None, observation: Observati
     lower_is_better = cell.metric.direction == "lower"
     ratio = theirs / mine if lower_is_better else mine / theirs
     spread = max(cell.spread, reference.spread)
-    if not cell.metric.is_timed:
-        return Speedup(ratio, spread=spread, is_timed=False)
+    if not cell.metric.is_timed or cell.statistic in ("min", "max"):
+        return Speedup(ratio, spread=spread, may_be_paired=False)
     rounds = _rounds(cell, reference)
     if not rounds:
         return Speedup(ratio, spread=spread)

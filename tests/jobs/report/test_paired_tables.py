@@ -110,6 +110,13 @@ def test_means_over_processes_add_up(folder: ResultsFolder) -> None:
     assert rows["mean_std"] == f"{of_process * np.mean(EXACT):.3f} ± {deviation:.5f}"
 
 
+def test_a_speedup_of_extremes_is_the_ratio_of_the_cells(folder: ResultsFolder) -> None:
+    folder.submit_rounds(TOY + ONE_SIZE + BLOCKS, measured)
+    made = report_table(folder, **VIEW, statistic="min")
+    assert rows_of(made)[0]["exact vs fast"] == f"{min(FAST) / min(EXACT):.2f}x"
+    assert "not paired" not in note(made)
+
+
 def test_a_rate_has_the_inverse_speedup_of_its_time(folder: ResultsFolder) -> None:
     folder.submit_rounds(
         TOY + ONE_SIZE + BLOCKS,
