@@ -120,8 +120,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
 
     decided = _decided(expansion.blocks, sweep, seen.judgements)
     todo, done, in_flight = _split(expansion, sweep, records, live, counts, options, decided)
-    counting = (record for record in records if id(record) not in ignored)
-    outcome = best(counting, lambda record: (record.run, record.repeat))
+    outcome = best(filter(counts, records), lambda record: (record.run, record.repeat))
     before = [outcome[task] for task in done]
     wanted = [runs[run] for run in dict.fromkeys(run for run, _ in todo)]
     if options.only is None:

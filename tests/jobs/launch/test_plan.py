@@ -53,6 +53,9 @@ def test_resume_in_a_folder(tmp_path: Path, folder: ResultsFolder) -> None:
     assert len(todo(force=True)) == 12
     folder.submit(loaded, ok(1.0), device="cpu: another")
     assert todo() == [(3, 0), (4, 0)]
+    # What failed here is told, although it is ok on the other device.
+    failures = prepare(loaded, Options(Executor.local, folder.path), "sweep.yaml").failed_before
+    assert sorted(record.params["size"] for record in failures) == [6]
     # Slurm chooses the device, so the plan has all runs, and tells that jobs may skip some.
     notes = prepare(loaded, Options(Executor.slurm, folder.path), "sweep.yaml").notes
     assert any(note.startswith("12 of those") and "cpu: another" in note for note in notes)
