@@ -63,16 +63,19 @@ class DataParallelWrapper(nn.Module):
         number = check_agreement(tensors, self._group, _refusal(module))
         broadcast_from_first([*module.parameters(), *module.buffers()], self._group)
         self._meetings = Meetings(str(number))
-        self._has_buffers = any(True for _ in _persistent_buffers(module))
-        self._buffers_differ = False  # a forward in training mode may have changed buffers
+        # Passes that have begun and not ended. After an error they never end.
+        self._in_forward = False
+        self._backward: int | None = None  # id of the backward pass in progress
+        # Gradients
         self._synchronizing = True  # False in `no_sync`
-        self._sent_buffers = False  # for a training forward whose gradients are not averaged
+        self._open = False  # the backward in progress has begun to average gradients
         # One of the gradients that the last backward has averaged, as (parameter, reference to the
         # gradient, version), or () if this rank owns none. None: they are not averaged.
         self._averaged: tuple[Any, ...] | None = None
-        self._open = False  # a backward has started communication and not ended
-        self._in_forward = False  # a forward has begun and not ended
-        self._backward: int | None = None  # id of the backward pass in progress
+        # Buffers
+        self._has_buffers = any(True for _ in _persistent_buffers(module))
+        self._buffers_differ = False  # a forward in training mode may have changed them
+        self._sent_buffers = False  # for a training forward whose gradients are not averaged
 
     @property
     def _group(self) -> dist.ProcessGroup:
