@@ -27,7 +27,7 @@ class Meetings:
     def __init__(self, name: str):
         self.name = name
         self._count = 0  # number of meetings so far
-        self._posted: list[str] = []  # keys of this object that no rank will need after a meeting
+        self._posted: list[str] = []  # keys of this rank that no rank will need after a meeting
 
     def meet(self, group: dist.ProcessGroup, what: str) -> None:
         """Wait until all ranks call this function, for the same purpose.
@@ -37,18 +37,15 @@ class Meetings:
                 timeout of the process group expires. The message names the ranks. A warning names
                 the ranks that are missing after 5 s.
         """
-        store, rank, ranks = _get_default_store(), group.rank(), range(group.size())
-        key = self._key(group, self._count)
+        store = _get_default_store()
+        keys = [f"{self._key(group, self._count)}/{rank}" for rank in range(group.size())]
         self._count += 1
-        store.set(f"{key}/{rank}", what)
-        if store.add(f"{key}/arrived", 1) == group.size():
-            store.set(f"{key}/all", "")
-            for old in self._posted:
-                store.delete_key(old)
-        else:
-            self._wait(store, key, what, group)
-        words = [store.get(f"{key}/{other}").decode() for other in ranks]
-        self._posted = [f"{key}/arrived", f"{key}/all", *(f"{key}/{other}" for other in ranks)]
+        store.set(keys[group.rank()], what)
+        self._wait(store, keys, what, group.rank())
+        words = [store.get(key).decode() for key in keys]
+        for old in self._posted:
+            store.delete_key(old)
+        self._posted = [keys[group.rank()]]
         if len(set(words)) > 1:
             _refuse(words)
 
@@ -72,18 +69,17 @@ class Meetings:
     def _key(self, group: dist.ProcessGroup, place: object) -> str:
         return f"systems/{group.group_name}/{self.name}/{place}"
 
-    def _wait(self, store: Store, key: str, what: str, group: dist.ProcessGroup) -> None:
-        rank = group.rank()
+    def _wait(self, store: Store, keys: list[str], what: str, rank: int) -> None:
         try:
-            store.wait([f"{key}/all"], timedelta(seconds=PATIENCE_S))
+            store.wait(keys, timedelta(seconds=PATIENCE_S))
             return
         except RuntimeError:  # the message of the store says only that the time is over
-            missing = [r for r in range(group.size()) if not store.check([f"{key}/{r}"])]
+            missing = [other for other, key in enumerate(keys) if not store.check([key])]
         words = f"rank {rank} waits in '{what}' for ranks {missing}; all ranks must get there"
         warnings.warn(words, stacklevel=4)
         timeout = cast(Any, store).timeout
         try:
-            store.wait([f"{key}/all"], timeout)
+            store.wait(keys, timeout)
         except RuntimeError as error:
             raise RuntimeError(f"{words}, and they did not in {timeout}") from error
 
