@@ -10,7 +10,7 @@ from jobs.cli.arguments import In, RunId
 from jobs.cli.observed import found_run
 from jobs.cli.output import columns, width
 from jobs.errors import shown
-from jobs.formatting import counted, format_number, format_scalar, relative
+from jobs.formatting import format_number, format_scalar, relative
 from jobs.frame.metrics import METRICS, measured_phases, metric_samples
 from jobs.frame.recorded import shown_commit
 from jobs.frame.statistics import statistic
@@ -86,12 +86,7 @@ def _head(seen: Observation, task: TaskState, manifest: Manifest) -> Iterator[st
     yield _line("benchmark", f"{run.benchmark}, version {run.version}")
     params = (f"{name}={format_scalar(value)}" for name, value in run.params.items())
     yield _line("parameters", " ".join(params))
-    asked = [str(run.shape)]
-    if run.shape.cpus_per_task:
-        asked.append(f"{counted(run.shape.cpus_per_task, 'CPU')} per node")
-    if run.shape.mem_gb:
-        asked.append(f"{run.shape.mem_gb:g} GiB of memory")
-    yield _line("resources", f"{', '.join(asked)}, at most {run.timeout_s:g} s")
+    yield _line("resources", f"{run.shape}, at most {run.timeout_s:g} s")
     if run.checkout:
         yield _line("code", f"the checkout {run.checkout}")
     for left in sorted(seen.folder.glob(f"{ARTIFACTS}/{run.id}-{task.repeat}-*")):
