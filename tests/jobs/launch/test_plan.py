@@ -77,6 +77,9 @@ launch: {nproc_per_node: $world_size}
     assert notes("world_size=4") == []
     (told,) = notes("resources.gpus_per_node=4")
     assert "4 GPUs but 2 processes" in told
+    (told,) = notes("resources.gpus_per_node=0")
+    assert "0 GPUs but 2 processes" in told and "resources.gpus_per_node" in told
+    assert notes("resources.gpus_per_node=0", "backend=gloo") == []
     for override in ("launch.nproc_per_node=4", "resources.nodes=2"):
         with pytest.raises(InputError, match="nproc_per_node must be world_size / resources"):
             notes(override)
