@@ -32,6 +32,10 @@ class Shape:
             parts.append(f"{counted(self.gpus_per_node, kind)} per node")
         if self.nproc_per_node:
             parts.append(f"{counted(self.nproc_per_node, 'process')} per node")
+        if self.cpus_per_task:
+            parts.append(f"{counted(self.cpus_per_task, 'CPU')} per node")
+        if self.mem_gb:
+            parts.append(f"{self.mem_gb:g} GiB of memory per node")
         if self.exclusive:
             parts.append("no other jobs")
         return ", ".join(parts)

@@ -72,7 +72,8 @@ def _rows(prepared: Prepared, cluster: str, on_slurm: bool) -> Iterator[tuple[st
         commit = checkout.state.get("commit")
         yield "against", f"{name}" + (f" (commit {commit})" if commit else "")
     yield "expected", expected_text(manifest, earlier)
-    if hours := worst_case_gpu_hours(manifest.jobs):  # else no run needs a GPU
+    # Only Slurm ends a job at its time limit. Without hours, no run needs a GPU.
+    if on_slurm and (hours := worst_case_gpu_hours(manifest.jobs)):
         yield "at most", f"{hours:.1f} GPU-hours, not counting requeues"
     yield "results", str(relative(manifest.folder))
 

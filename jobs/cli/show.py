@@ -10,8 +10,8 @@ from jobs.cli.arguments import In, RunId
 from jobs.cli.observed import found_run
 from jobs.cli.output import columns, width
 from jobs.errors import shown
-from jobs.formatting import counted, format_number, format_scalar, relative
-from jobs.frame.metrics import METRICS, measured_phases, metric_samples
+from jobs.formatting import format_number, format_scalar, relative
+from jobs.frame.metrics import METRICS, measured_phases, metric_samples, scalars
 from jobs.frame.recorded import shown_commit
 from jobs.frame.statistics import statistic
 from jobs.report.attempts import attempt_columns, attempts_of
@@ -86,12 +86,7 @@ def _head(seen: Observation, task: TaskState, manifest: Manifest) -> Iterator[st
     yield _line("benchmark", f"{run.benchmark}, version {run.version}")
     params = (f"{name}={format_scalar(value)}" for name, value in run.params.items())
     yield _line("parameters", " ".join(params))
-    asked = [str(run.shape)]
-    if run.shape.cpus_per_task:
-        asked.append(f"{counted(run.shape.cpus_per_task, 'CPU')} per node")
-    if run.shape.mem_gb:
-        asked.append(f"{run.shape.mem_gb:g} GiB of memory")
-    yield _line("resources", f"{', '.join(asked)}, at most {run.timeout_s:g} s")
+    yield _line("resources", f"{run.shape}, at most {run.timeout_s:g} s")
     if run.checkout:
         yield _line("code", f"the checkout {run.checkout}")
     for left in sorted(seen.folder.glob(f"{ARTIFACTS}/{run.id}-{task.repeat}-*")):
@@ -116,19 +111,13 @@ def _figures(record: Record) -> dict[str, list[str]]:
 
 def _facts(facts: dict[str, Any]) -> list[str]:
     """Return a line for each fact that is a number or a short text."""
-    flat = list(_flat(facts))
+    flat = [
+        (".".join(path), format_number(value) if isinstance(value, float) else format_scalar(value))
+        for path, value in scalars(facts)
+        if isinstance(value, float) or len(str(value)) <= 80
+    ]
     more = [f"  … and {len(flat) - SHOWN_FACTS} more"] if flat[SHOWN_FACTS:] else []
     return [*columns(flat[:SHOWN_FACTS], "  ").splitlines(), *more]
-
-
-def _flat(facts: dict[str, Any], start: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in facts.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{start}{name}.")
-        elif isinstance(value, float):
-            yield f"{start}{name}", format_number(value)
-        elif isinstance(value, (bool, int, str)) and len(str(value)) <= 80:
-            yield f"{start}{name}", format_scalar(value)
 
 
 def _environment(record: Record) -> Iterator[str]:

@@ -16,7 +16,7 @@ import pandas as pd
 
 from jobs.errors import TableError
 from jobs.formatting import format_scalar, is_number
-from jobs.frame.metrics import METRICS, fact_at, measured_phases
+from jobs.frame.metrics import METRICS, fact_at, measured_phases, scalars
 from jobs.frame.recorded import RECORDED, UNKNOWN, recorded_value
 from jobs.frame.results import Result, list_results, with_defaults
 from jobs.frame.rows import Cell, rows_of
@@ -223,22 +223,13 @@ def _facts(measured: list[Measurements]) -> dict[str, Any]:
     """Return the facts of the repeats of a run by column. Lists are left out."""
     found: dict[str, list[Any]] = {}
     for measurements in measured:
-        for path, value in _scalars(measurements.facts):
+        for path, value in scalars(measurements.facts):
             name = ".".join(path)
             parts = name.split(".")
             # A key may contain a dot. A table that names this fact shows the nested value.
             if len(path) == len(parts) or fact_at(measurements.facts, parts) is None:
                 found.setdefault(FACT + name, []).append(value)
     return {name: _one_value(values) for name, values in found.items()}
-
-
-def _scalars(facts: dict[str, Any], *above: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the keys that lead to each scalar in nested dicts, and the scalar."""
-    for key, value in facts.items():
-        if isinstance(value, dict):
-            yield from _scalars(value, *above, key)
-        elif value is not None and not isinstance(value, list):
-            yield (*above, key), value
 
 
 def _one_value(values: list[Any]) -> Any:

@@ -7,7 +7,7 @@ value that a benchmark returns, such as fact.weights_bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -240,6 +240,15 @@ def fact_at(facts: Any, path: list[str]) -> Any:
     for part in path:
         facts = facts.get(part) if isinstance(facts, dict) else None
     return facts
+
+
+def scalars(facts: dict[str, Any], *above: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the keys that lead to each scalar in nested dicts, and the scalar."""
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            yield from scalars(value, *above, key)
+        elif value is not None and not isinstance(value, list):
+            yield (*above, key), value
 
 
 def fact_number(facts: Any, metric: Metric) -> np.ndarray | str | None:

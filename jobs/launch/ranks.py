@@ -28,10 +28,18 @@ def require_ranks(loaded: LoadedSweep, runs: Iterable[Run]) -> None:
 
 
 def unlike_gpus(runs: Iterable[Run]) -> list[str]:
-    """Return a note for each number of GPUs that is not that of the processes on a node."""
-    shapes = {(run.shape.gpus_per_node, run.shape.nproc_per_node) for run in runs}
+    """Return a note for each number of GPUs that is not that of the processes on a node.
+
+    Without GPUs, only runs with the backend nccl need some.
+    """
+    shapes = {
+        (run.shape.gpus_per_node, run.shape.nproc_per_node)
+        for run in runs
+        if run.shape.gpus_per_node or run.params.get("backend") == "nccl"
+    }
     return [
-        f"{counted(gpus, 'GPU')} but {counted(each, 'process')} per node; a process uses one GPU"
+        f"{counted(gpus, 'GPU')} but {counted(each, 'process')} per node; a process uses one GPU, "
+        "see resources.gpus_per_node"
         for gpus, each in sorted(shapes, key=str)
-        if gpus and each and gpus != each
+        if each and gpus != each
     ]

@@ -19,8 +19,9 @@ from jobs.verdicts.compare import Comparison
 from jobs.verdicts.compared import Compared
 from jobs.verdicts.judge import Verdict
 
+_INTERVALS = ("95% interval", "interval or floor")  # of blocks, of two folders
 # The columns that a narrow terminal does not show, the first one first
-_LEAST = ("allocations", "rounds", "processes", "95% interval", "before (ms)", "after (ms)")
+_LEAST = ("allocations", "rounds", "processes", *_INTERVALS, "before (ms)", "after (ms)")
 
 
 def markdown_comparison(found: Comparison, every: bool, width: int = UNLIMITED) -> str:
@@ -58,7 +59,7 @@ def latex_comparison(found: Comparison, every: bool) -> str:
     """Return a comparison as LaTeX, with the cells of Markdown."""
     chosen = _chosen(found, every)
     columns = _columns(chosen, found.cells) if chosen else {}
-    numbers = (" (ms)", "ratio", "interval", "rounds", "processes", "allocations")
+    numbers = (" (ms)", "ratio", "interval", "floor", "rounds", "processes", "allocations")
     left = [name for name in columns if not name.endswith(numbers)]
     return commented("%", (*found.heading, *found.notes), latex_table(columns, left))
 
@@ -103,7 +104,7 @@ def _rounded(cell: Compared, unit: str, with_counts: bool) -> dict[str, str]:
         "before (ms)": "" if cell.before is None else format_number(cell.before),
         "after (ms)": "" if cell.after is None else format_number(cell.after),
         "ratio": _ratio(judged) if judged else "",
-        "95% interval": _interval(judged) if judged else "",
+        _INTERVALS[unit != "rounds"]: _interval(judged) if judged else "",
     }
     if with_counts:
         row[unit] = str(judged.rounds) if judged else ""

@@ -48,6 +48,8 @@ _ENDED_AS = {
         Status.killed,
     ),
 }  # fmt: skip
+# Reasons why a job fails without a start, or stays pending: no nodes have what it requests.
+_NOT_OFFERED = re.compile(r"BadConstraints|PartitionConfig|PartitionNodeLimit")
 _STATES = TypeAdapter(dict[str, Annotated[str, Field(pattern=r"\S")]])  # content of ENDED
 # A job that exceeds its memory limit may end as FAILED. Only its stderr then shows the cause.
 _OVER_MEMORY = re.compile(r"^slurmstepd.*exceeded memory limit", re.MULTILINE | re.IGNORECASE)
@@ -142,7 +144,9 @@ def _slurm_state(
             return JobState(Status.cancelled, f"Slurm job {handle.id} {why}pending{other}")
         why = "has ended, and Slurm no longer knows its final state"
         return JobState(Status.killed, f"Slurm job {handle.id} {why}{other}")
-    name, detail = words.split()[0], f"Slurm job {handle.id} is {words}"
+    offer = f"its partition does not offer {job.shape}"
+    says = _NOT_OFFERED.sub(lambda reason: f"{reason[0]}: {offer}", words)
+    name, detail = words.split()[0], f"Slurm job {handle.id} is {says}"
     if name in _ENDED_AS:
         ended[index] = words
         if "JobLaunchFailure" in words:

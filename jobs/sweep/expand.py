@@ -99,7 +99,9 @@ class _Expander:
         ordered = list(self.runs.values())
         if isinstance(self.sweep.order, Shuffle):
             random.Random(self.sweep.order.shuffle).shuffle(ordered)
-        formed = form_blocks(ordered, self.sweep, self.document) if with_blocks else []
+        formed = (
+            form_blocks(ordered, self.sweep, self.document, self.left_out_by) if with_blocks else []
+        )
         compared = {run for block in formed for run in block.runs}
         in_blocks = [run for run in ordered if run.id in compared or not with_blocks]
         sustained = frozenset(self.sustained(in_blocks))
@@ -169,14 +171,18 @@ class _Expander:
             points.append(" ".join(f"{k}={v}" for k, v in (varied or point).items()))
 
     def count_if_left_out(self, benchmark: Benchmark, params: dict[str, Any]) -> bool:
-        values = {"run.benchmark": benchmark.name, **params}
+        key = self.left_out_by(benchmark.name, params)
+        self.excluded += key == "exclude"
+        self.filtered += key == "filter"
+        return key is not None
+
+    def left_out_by(self, benchmark: str, params: dict[str, Any]) -> str | None:
+        """Return the key that leaves out a combination: `exclude`, `filter` or None."""
+        values = {"run.benchmark": benchmark, **params}
         if any(self.holds(one, values, ("exclude", i)) for i, one in enumerate(self.exclusions)):
-            self.excluded += 1
-        elif self.filter is None or self.holds(self.filter, values, ("filter",)):
-            return False
-        else:
-            self.filtered += 1
-        return True
+            return "exclude"
+        kept = self.filter is None or self.holds(self.filter, values, ("filter",))
+        return None if kept else "filter"
 
     def holds(self, condition: Condition, params: dict[str, Any], path: DataPath) -> bool:
         try:

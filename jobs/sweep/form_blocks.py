@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from jobs.block import Block, block_id
@@ -13,16 +13,21 @@ from jobs.run import Run
 from jobs.sweep.schema import Blocks, Sweep
 from jobs.sweep.strict_yaml import DataPath, Document
 
+LeftOutBy = Callable[[str, dict[str, Any]], str | None]  # of benchmark and parameters
 
-def form_blocks(runs: Iterable[Run], sweep: Sweep, document: Document) -> list[Block]:
+
+def form_blocks(
+    runs: Iterable[Run], sweep: Sweep, document: Document, left_out_by: LeftOutBy
+) -> list[Block]:
     """Return the blocks of a sweep, in the order of their first runs.
 
+    `left_out_by` returns the key of the sweep that leaves out a run with some parameters, if any.
     Runs whose benchmark has none of the interleaved parameters are in no block. None is sustained.
     Raises InputError if runs cannot form a block.
     """
     if sweep.blocks is None or not (sweep.blocks.interleave or sweep.blocks.baseline):
         return []
-    former = _Former(sweep, sweep.blocks, document)
+    former = _Former(sweep, sweep.blocks, document, left_out_by)
     found = former.blocks(runs)
     if former.problems:
         raise InputError(former.problems[:ENOUGH])
@@ -32,8 +37,9 @@ def form_blocks(runs: Iterable[Run], sweep: Sweep, document: Document) -> list[B
 class _Former:
     """Forms the blocks of one sweep, and collects the errors."""
 
-    def __init__(self, sweep: Sweep, keys: Blocks, document: Document):
+    def __init__(self, sweep: Sweep, keys: Blocks, document: Document, left_out_by: LeftOutBy):
         self.sweep, self.keys, self.document = sweep, keys, document
+        self.left_out_by = left_out_by
         self.baseline = {name: as_in_runs(value) for name, value in keys.baseline.items()}
         self.filter_hint = "; the filter must keep the baseline" if sweep.filter else ""
         self.problems: list[Problem] = []
@@ -103,7 +109,8 @@ class _Former:
         else:
             valid = dict.fromkeys(self.compared(run) for run in members)
             what = f"none (valid: {', '.join(list(valid)[:5])}){self.filter_hint}"
-            cut = self.sweep.exclude or self.sweep.filter  # may have left out the block's baseline
+            wanted_runs = (run.params | self.baseline for run in members)
+            cut = any(self.left_out_by(members[0].benchmark, params) for params in wanted_runs)
             if not cut and (apart := self.apart_from_baselines(members[0])):
                 hint = f"; its run also differs in {' and '.join(apart)}: add that to interleave"
         where = f"for {wanted} in the block {here}"

@@ -140,8 +140,7 @@ def _read(path: Path, above: tuple[str, ...] = ()) -> Document:
     if "base" not in document.data:
         return document
     chain = (*above, os.path.realpath(path))
-    base = _base(document, path, chain)
-    return document if base is None else _merge(_read(base, chain), document)
+    return _merge(_read(_base(document, path, chain), chain), document)
 
 
 def _kind(data: Any) -> str:
@@ -151,22 +150,28 @@ def _kind(data: Any) -> str:
     return next(found, "null" if data is None else "a number")
 
 
-def _base(document: Document, path: Path, chain: tuple[str, ...]) -> Path | None:
-    """Remove the key `base` from a file. Return the path of the base file, or None on an error."""
+def _base(document: Document, path: Path, chain: tuple[str, ...]) -> Path:
+    """Remove the key `base` from a file. Return the path of the base file.
+
+    Raises InputError without it: the errors that follow, such as a missing benchmark, mislead.
+    """
     base = document.data.pop("base")
     if not isinstance(base, str):
         wrong = f"base must be a file name, got {_kind(base)}"
     elif invalid := invalid_path(base):
         wrong = f"base: {invalid}"
-    elif not os.path.exists(path.parent / base):
-        wrong = f"base: there is no file {str(path.parent / base)!r}"
-    elif os.path.realpath(path.parent / base) in chain:
-        names = " -> ".join(Path(name).name for name in (*chain, base))
-        wrong = f"base: a file must not inherit from itself, got {names}"
     else:
-        return path.parent / base
+        try:
+            found = sweep_file(Path(base), path.parent)
+        except InputError as error:
+            wrong = f"base: {error}"
+        else:
+            if os.path.realpath(found) not in chain:
+                return found
+            names = " -> ".join(Path(name).name for name in (*chain, base))
+            wrong = f"base: a file must not inherit from itself, got {names}"
     document.refuse(wrong, ("base",))
-    return None
+    raise InputError(document.problems)
 
 
 def _read_cluster(path: Path) -> Document:

@@ -13,13 +13,14 @@ def stock_sweeps() -> list[Path]:
     return [file.relative_to(ROOT) for file in ROOT.glob("sweeps/**/*.yaml")]
 
 
-def sweep_file(path: Path) -> Path:
-    """Return `path` if it exists, or else the path of the stock sweep with this name.
+def sweep_file(path: Path, beside: Path = Path()) -> Path:
+    """Return `path` in the folder `beside`, or if it is not there, the stock sweep with this name.
 
     Raises InputError, which suggests stock sweeps, if there is neither.
     """
+    own = beside / path
     try:
-        path.stat()
+        own.stat()
     except FileNotFoundError as error:
         stock = stock_sweeps()
         if path in stock:
@@ -28,9 +29,9 @@ def sweep_file(path: Path) -> Path:
         alike = [file.as_posix() for file in stock if file.parent == folder]
         what = f"cannot be read: {error.strerror}, and no stock sweep has this name"
         hint = nearest((folder / path.stem).as_posix() + ".yaml", alike)
-        if (own := path.with_suffix(".yaml")).is_file():
-            hint = f"; did you mean {str(own)!r}?"
-        raise InputError([Problem(Position(str(path)), what + hint)]) from None
+        if own.with_suffix(".yaml").is_file():
+            hint = f"; did you mean {str(path.with_suffix('.yaml'))!r}?"
+        raise InputError([Problem(Position(str(own)), what + hint)]) from None
     except (OSError, ValueError):  # reading the file reports this error
         pass
-    return path
+    return own

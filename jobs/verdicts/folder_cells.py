@@ -179,7 +179,8 @@ def _without_times(a: Times, b: Times) -> tuple[str, str] | None:
     if a.is_wrong and b.records:
         return "fixed", "before: wrong"
     if not a.records and b.records:
-        return "fixed" if a.statuses else "new", _reasons(a)
+        broke = (s.can_be_recorded and not s.runs_again_in_its_job for s in a.statuses)
+        return "fixed" if any(broke) else "new", _reasons(a)
     if a.records and not b.statuses:
         return "gone", ""
     failed = [s for s in b.statuses if s is not Status.ok and not s.is_live]

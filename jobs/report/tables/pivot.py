@@ -11,14 +11,21 @@ from typing import Any
 
 from jobs.code.short_names import short_names
 from jobs.errors import nearest
-from jobs.frame.metrics import Metric, measured_phases, metrics_of, phases_with
+from jobs.frame.metrics import (
+    Metric,
+    fact_number,
+    measured_phases,
+    metrics_of,
+    phases_with,
+    scalars,
+)
 from jobs.frame.results import Key, Result
 from jobs.frame.rows import Cell, Row, rows_of
 from jobs.report.tables.notes import notes_of
 from jobs.report.views import Shown
 from jobs.results.record import Measurements
 from jobs.run import varying
-from jobs.sweep.views import Plot, Table
+from jobs.sweep.views import FACT, Plot, Table
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ def make_pivot(shown: Shown) -> Pivot:
         column_keys,
         cells,
         [*notes_of(shown, cells.values(), timed), *_differences_in_rows(shown, rows, columns)],
-        _unknown_phases(results, view),
+        [*_unknown_phases(results, view), *_unknown_facts(results, metrics)],
         names_in(results, [*row_keys, *column_keys]),
     )
 
@@ -152,3 +159,15 @@ def _unknown_phases(results: list[Result], view: Table | Plot) -> list[str]:
     has = list(dict.fromkeys(p for m in _measurements(results) for p in measured_phases(m)))
     unknown = [phase for phase in _given_phases(view) if has and phase not in has]
     return [f"no run has phase {phase!r}{nearest(phase, has)}" for phase in unknown]
+
+
+def _unknown_facts(results: list[Result], metrics: list[Metric]) -> list[str]:
+    """Return a warning for each fact that the table or plot shows but no run has."""
+    facts = [result.measurements.facts for result in results if result.measurements is not None]
+    unknown = [
+        metric.name
+        for metric in metrics
+        if metric.name.startswith(FACT) and all(fact_number(own, metric) is None for own in facts)
+    ]
+    has = {FACT + ".".join(path): None for own in facts if unknown for path, _ in scalars(own)}
+    return [f"no run has {name!r}{nearest(name, list(has))}" for name in unknown if has]

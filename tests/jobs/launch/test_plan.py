@@ -80,6 +80,9 @@ launch: {nproc_per_node: $world_size}
     assert notes("world_size=4") == []
     (told,) = notes("resources.gpus_per_node=4")
     assert "4 GPUs but 2 processes" in told
+    (told,) = notes("resources.gpus_per_node=0")
+    assert "0 GPUs but 2 processes" in told and "resources.gpus_per_node" in told
+    assert notes("resources.gpus_per_node=0", "backend=gloo") == []
     for override in ("launch.nproc_per_node=4", "resources.nodes=2"):
         with pytest.raises(InputError, match="nproc_per_node must be world_size / resources"):
             notes(override)
@@ -195,6 +198,16 @@ def test_a_job_asks_for_the_time_that_its_runs_may_take(
     plan = call("jobs.submit", sweep, "--dry-run", *overrides).stdout
     assert f"  1 job of 1 node, at most {minutes} min each\n" in plan, plan
     assert "GPU-hours" not in plan  # the sweep needs no GPU
+
+
+def test_only_slurm_bounds_the_gpu_hours_of_a_submission(tmp_path: Path) -> None:
+    """Up to 10 rounds may be measured, but the time limit of a job is that of the trial and 3."""
+    text = TOY + "grid: {size: [1], mode: [fast, exact]}\nresources: {gpus_per_node: 1}\n"
+    blocks = "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: auto}\ntimeout_s: 300\n"
+    sweep = write(tmp_path, text + blocks)
+    bound = "0.9 GPU-hours, not counting requeues\n"
+    assert f"at most   {bound}" in call("jobs.submit", sweep, "--dry-run").stdout
+    assert bound not in call("jobs.submit", sweep, "--local", "--dry-run").stdout
 
 
 def test_a_limit_shorter_than_a_timeout_is_noted(tmp_path: Path) -> None:

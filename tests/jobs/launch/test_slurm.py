@@ -91,6 +91,16 @@ def test_a_failing_setup_beside_a_request_that_is_impossible(scenarios: Scenario
     assert "No such file or directory" in logs.stdout
 
 
+def test_a_job_that_no_node_can_run_says_what_it_requests(scenarios: Scenarios) -> None:
+    """sbatch accepts it, and the scheduler fails it without a start."""
+    huge = {"mem_gb": 100_000, "cpus_per_task": 2}
+    scenario = scenarios.submit("huge", fixed={"index": 0}, resources=huge)
+    assert scenario.finish() == []
+    offer = "its partition does not offer 1 node, 2 CPUs per node, 100000 GiB of memory per node"
+    assert f"is FAILED (BadConstraints: {offer})" in scenario.status()["tasks"][0]["detail"]
+    assert offer in scenario.status()["tasks"][0]["detail"], "also once its state is saved"
+
+
 def test_jobs_that_cannot_be_noted_are_not_submitted(
     scenarios: Scenarios, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,15 +140,20 @@ def test_what_tables_cannot_show_is_told(folder: ResultsFolder) -> None:
           - {name: empty, where: size > 5}
           - {name: unmeasured, value: fact.nothing}
           - {name: phases, phase: [forwrd, forward]}
+          - {name: facts, value: [time, fact.host_ms.forwrd]}
         plots: [{name: p, x: size, where: size > 5}]
         """
-    folder.submit(text, ok(1.0))
+    outcome = ok(1.0)
+    outcome["measurements"]["facts"] = {"host_ms": {"forward": 2.0}}
+    folder.submit(text, outcome)
     code, out, err = cli(folder.path, "--plot", folder.path / "plots")
-    assert (code, out.count("###")) == (0, 1)
+    assert (code, out.count("###")) == (0, 2)
     assert "note: plot p is not drawn: no run has a value for it\n" in err
     assert "note: table empty is empty: no run satisfies the condition 'size > 5'\n" in err
     assert "note: table unmeasured is left out: " in err
     assert "note: table phases: no run has phase 'forwrd'; did you mean 'forward'?" in err
+    fact = "'fact.host_ms.forwrd'; did you mean 'fact.host_ms.forward'?"
+    assert f"note: table facts: no run has {fact}" in err
     assert "–" in cli(folder.path, "--table", "unmeasured")[1]
 
 

@@ -9,10 +9,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.block import Block
+from jobs.errors import InputError
 from jobs.sweep.expand import Expansion, expand
 from tests.jobs.results_folder import GRID, TOY, load
 
@@ -99,3 +101,23 @@ def test_places_are_balanced(block: Block) -> None:
             assert not block.aa or 2 * (own[1] - own[0]) in range(size - 1, size + 2)
         assert set(places.values()) <= {size - 1}
     assert set(firsts.values()) == {2} and len(firsts) == size
+
+
+@pytest.mark.parametrize("key", ["exclude", "filter"])
+def test_a_block_without_a_baseline_says_in_what_the_nearest_one_differs(
+    tmp_path: Path, key: str
+) -> None:
+    """Unless the sweep leaves out the baseline of this block."""
+
+    def error(text: str, left_out: str) -> str:
+        conditions = {"exclude": f"exclude: [{left_out}]\n"}
+        where = f"not ({left_out})" if key == "filter" else None
+        loaded = load(tmp_path, TOY + text + BLOCKS + conditions.get(key, ""), filter=where)
+        with pytest.raises(InputError) as caught:
+            expand(loaded)
+        return str(caught.value)
+
+    pairs = "zip: {size: [1, 2], mode: [exact, fast]}\n"
+    hint = "its run also differs in size: add that to interleave"
+    assert hint in error(pairs, "size == 7")
+    assert hint not in error(GRID, "size == 2 and mode == exact")

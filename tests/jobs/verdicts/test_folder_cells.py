@@ -210,7 +210,9 @@ def test_what_became_of_runs_without_two_times(tmp_path: Path) -> None:
         (fine, [oom, oom, fine], "broken, 2 of 3 processes: oom"),
         (fine, [oom, fine, fine], "same, 1 of 3 processes: oom"),
         (failed("timeout"), [fine] * 3, "fixed, timeout"),
-        (None, [fine] * 3, "fixed, missing"),
+        (failed("killed"), [fine] * 3, "fixed, killed"),
+        (None, [fine] * 3, "new, missing"),  # nothing was broken
+        (failed("cancelled"), [fine] * 3, "new, cancelled"),
         (error, [oom] * 3, "not measured, error"),
         (error, [None] * 3, "not measured, error"),
         (fine, [ok(0.0)] * 3, "not measured, time of 0 ms"),
@@ -246,6 +248,7 @@ def test_new_and_gone_runs_and_phases(tmp_path: Path) -> None:
     found = pair.compared()
     few, every = (markdown_comparison(found, every=every) for every in (False, True))
     assert few.startswith("1 run in both folders, 3 only in one of them.") and "| gone" not in few
+    assert "| interval or floor" in few and "95%" not in few
     assert "| gone" in every and "| new" in every
 
 
@@ -290,7 +293,8 @@ def test_runs_without_a_device_have_that_of_the_other_folder(tmp_path: Path) -> 
     pair = Pair(tmp_path, text)
     unsupported = failed("unsupported")
     pair.fill(lambda p, _: unsupported if p["size"] == 3 else None, ok(1.0), (H200, H200))
-    assert [(c.device, c.verdict) for c in pair.compared().cells] == [(H200, "fixed")] * 3
+    verdicts = ["new", "new", "fixed"]
+    assert [(c.device, c.verdict) for c in pair.compared().cells] == [(H200, v) for v in verdicts]
 
 
 def test_other_kinds_of_device_are_not_compared(pair: Pair) -> None:
