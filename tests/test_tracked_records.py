@@ -26,7 +26,6 @@ FOLDERS = sorted(path.parent for path in (ROOT / "logs").glob("h[12]00/*/submiss
 # Folders in logs/h200 with records that were made before records had a source hash. These count as
 # older code.
 WITHOUT_SOURCE_HASH = {
-    "all_reduce",
     "ddp",
     "ddp_buckets",
     "flash_leaderboard",
