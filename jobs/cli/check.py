@@ -12,6 +12,7 @@ import typer
 from jobs.cli.arguments import flag
 from jobs.cli.output import fail
 from jobs.formatting import counted
+from jobs.launch.signals import handled
 from jobs.provenance import packages, visible_gpus
 from jobs.versions import untested
 from systems.attentions import ATTENTIONS
@@ -155,7 +156,8 @@ def _parallel(kind: str, reference: str, on_gpu: bool) -> int:
     backend = "nccl" if on_gpu and enough else "gloo"
     ranks = " and ".join(map(str, WORLD_SIZES))
     print(f"{reference}: {kind} on {ranks} ranks, {backend}", flush=True)
-    checked = list(check_parallel_code(kind, reference, backend))
+    with handled(_exit):  # so that the ranks end, too
+        checked = list(check_parallel_code(kind, reference, backend))
     errors: dict[str, float] = {}
     for item in checked:
         for name, error in item.errors.items():
@@ -166,6 +168,10 @@ def _parallel(kind: str, reference: str, on_gpu: bool) -> int:
     if left:
         print(f"  {counted(left, 'case')} not checked, because the ranks ended")
     return _show(checked) or int(left > 0)
+
+
+def _exit(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _counts(checked: Sequence[Checked]) -> str:

@@ -108,10 +108,12 @@ class _Former:
             what = f"{len(baselines)} runs ({got}); set more parameters"
         else:
             valid = dict.fromkeys(self.compared(run) for run in members)
-            what = f"none (valid: {', '.join(list(valid)[:5])}){self.filter_hint}"
+            what = f"none (valid: {', '.join(list(valid)[:5])})"
             wanted_runs = (run.params | self.baseline for run in members)
-            cut = any(self.left_out_by(members[0].benchmark, params) for params in wanted_runs)
-            if not cut and (apart := self.apart_from_baselines(members[0])):
+            keys = (self.left_out_by(members[0].benchmark, params) for params in wanted_runs)
+            if key := next(filter(None, keys), None):
+                hint = f"; {key} leaves it out"
+            elif apart := self.apart_from_baselines(members[0]):
                 hint = f"; its run also differs in {' and '.join(apart)}: add that to interleave"
         where = f"for {wanted} in the block {here}"
         return f"blocks.baseline must match one run of each block, got {what} {where}{hint}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,5 +25,6 @@ class Checked:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the type of an exception and the first line of its message."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    """Return the type of an exception and the first line of its message, shortened."""
+    message = str(error).strip().partition("\n")[0]
+    return textwrap.shorten(f"{type(error).__name__}: {message}".rstrip(": "), 1000)

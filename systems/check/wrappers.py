@@ -75,39 +75,45 @@ def check_parallel_code(kind: str, reference: str, backend: str) -> Iterator[Che
         with tempfile.TemporaryDirectory() as folder:
             results = Path(folder) / "results"
             results.touch()
-            why = _start_ranks([kind, reference, backend, str(results)], world_size)
+            ended = _start_ranks([kind, reference, backend, str(results)], world_size)
             found = [_read(line) for line in results.read_text().splitlines()]
         done = [checked for checked in found if not checked.crashed]
         yield from done
         left = cases(kind, world_size)[len(done) :]
-        # The first exception, as others may follow from it
-        raised = next((checked.refused for checked in found if checked.crashed), "")
         if left:
-            why = why or raised or "the ranks ended without a result"
+            raised = [checked.refused for checked in found if checked.crashed]
+            # That of a rank that told no exception, else the first: others may follow from it.
+            told = tuple(text.partition(":")[0] for text in raised)
+            silent = [f"{who} {how}" for who, how in ended.items() if who not in told]
+            why = next(iter([*silent, *raised]), "the ranks ended without a result")
             yield Checked(left[0], refused=why, crashed=True)
 
 
-def _start_ranks(arguments: list[str], world_size: int) -> str:
-    """Run this module under torchrun. Return why a rank ended without an exception, or ""."""
+def _start_ranks(arguments: list[str], world_size: int) -> dict[str, str]:
+    """Run this module under torchrun. Return which ranks failed first, and how."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     ranks = [f"--nproc-per-node={world_size}", "-m", "systems.check.wrappers", *arguments]
-    # In a session of its own, torchrun gets no Ctrl-C, after which it waits 30 s for its ranks.
-    with subprocess.Popen(
-        [*torchrun, *ranks],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+    with (
+        tempfile.TemporaryFile() as output,  # a pipe may be open in a process of the user's code
+        subprocess.Popen(
+            [*torchrun, *ranks],
+            stdout=subprocess.DEVNULL,
+            stderr=output,
+            # Then torchrun does not get Ctrl-C, after which it waits 30 s for its ranks.
+            start_new_session=True,
+        ) as process,
+    ):
         try:
-            _, stderr = process.communicate(timeout=TIMEOUT_S)
+            process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            return f"not finished after {TIMEOUT_S} s{HANGS}"
+            return {"the ranks": f"did not finish in {TIMEOUT_S} s{HANGS}"}
         finally:
             process.terminate()  # torchrun then stops its ranks
-    # Not 1, of an exception, nor SIGABRT and SIGTERM, which may come from torch after one.
-    ended = re.search(r"rank +: (\d+).*\s+exitcode +: (-?(?!(?:1|6|15)\b)\d+)", stderr)
-    return f"rank {ended[1]} ended with exit code {ended[2]}" if ended else ""
+        output.seek(0)
+        told = output.read().decode(errors="replace")
+    # Not SIGTERM, by which torchrun ends the other ranks
+    codes = re.findall(r"rank +: (\d+).*\s+exitcode +: (-?(?!15\b)\d+)", told)
+    return {f"rank {rank}": f"ended with exit code {code}" for rank, code in codes}
 
 
 def _read(line: str) -> Checked:
@@ -124,6 +130,7 @@ def _run_rank(kind: str, reference: str, backend: str, results: Path) -> None:
         with results.open("a") as file:
             file.write(json.dumps(asdict(checked)) + "\n")
 
+    file = Reference.parse(reference).find().resolve()
     with process_group(backend, COLLECTIVE_S) as device:
         rank = dist.get_rank()
         for case in cases(kind, int(os.environ["WORLD_SIZE"])):
@@ -131,16 +138,15 @@ def _run_rank(kind: str, reference: str, backend: str, results: Path) -> None:
                 checked = _check(kind, reference, backend, case, device)
             except (Exception, SystemExit) as error:
                 hangs = HANGS if "Timed out" in str(error) else ""
-                why = f"rank {rank}: {one_line(error)}{_line_of(error, reference)}{hangs}"
+                why = f"rank {rank}: {one_line(error)}{_line_of(error, file)}{hangs}"
                 write(Checked(case, refused=why, crashed=True))
                 raise
             if rank == 0:
                 write(checked)
 
 
-def _line_of(error: BaseException, reference: str) -> str:
+def _line_of(error: BaseException, file: Path) -> str:
     """Return the last line in the file of the user's code where an exception was, or ""."""
-    file = Reference.parse(reference).find().resolve()
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == file]
     return f" ({file.name}:{lines[-1]})" if lines else ""

@@ -40,6 +40,7 @@ class PeerDDP(BucketedDDP):
     _owners: dict[Tensor, int] | None = None  # with sharded gradients
     # What was averaged last, which only this rank has: parameters and references to gradients
     _means: Sequence[tuple[nn.Parameter, weakref.ref[Tensor]]] = ()
+    _used = False  # the optimizer has used them
 
     def shard_gradients(self, owners: Mapping[Tensor, int]) -> None:
         """Keep only the gradients of the parameters that this rank owns from now on.
@@ -79,14 +80,19 @@ class PeerDDP(BucketedDDP):
     def _has_means(self, arrived: nn.Parameter | None = None) -> bool:
         """Return whether gradients that only this rank has were not set to None since.
 
-        The gradient of the parameter `arrived` may be a new one.
+        The gradient of the parameter `arrived` may be a new one. Others may be changed means, as by
+        clipping, until the optimizer has used them.
         """
         self._means = [
             (p, mean)
             for p, mean in self._means
-            if p.grad is not None and (p is not arrived or p.grad is mean())
+            if p.grad is not None and (p.grad is mean() or not (self._used or p is arrived))
         ]
         return bool(self._means)
+
+    def note_step(self) -> None:
+        """Note that the optimizer has used sharded gradients, so others are of a new step."""
+        self._used = True
 
     def _average_replicated(self) -> None:
         arrived = [p for p, ready in zip(self._trained, self._ready, strict=True) if ready]
@@ -106,6 +112,7 @@ class PeerDDP(BucketedDDP):
             smallest.grad = mark_own(torch.zeros_like(smallest))
         grads = ((parameter, parameter.grad) for parameter in self._trained)
         self._means = [(p, weakref.ref(grad)) for p, grad in grads if grad is not None]
+        self._used = False
 
     def _missing(self) -> list[int]:
         missing = super()._missing()

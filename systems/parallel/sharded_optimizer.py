@@ -302,6 +302,8 @@ class ShardedOptimizer(Optimizer):
                 outside.update(_options(inside))
         for work in works:
             work.wait()
+        if self._shard_gradients is not None:
+            self._shard_gradients.note_step()
         return loss
 
     def _pairs(self, chunk: _Chunk) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:

@@ -107,9 +107,16 @@ def test_situation_on_three_ranks(here, name, situation):
 
 
 def missing_batches(
-    run: Run, set_to_none: bool, build: Callable[[], nn.Module] = Net, evaluate: bool = False
+    run: Run,
+    set_to_none: bool = True,
+    build: Callable[[], nn.Module] = Net,
+    evaluate: bool = False,
+    zeros: bool = False,
 ) -> None:
-    """Train 4 steps. From the second on, another rank in turn has no batch, and only finishes."""
+    """Train 4 steps. From the second on, another rank in turn has no batch, and only finishes.
+
+    With zeros, it sets gradients to zeros before.
+    """
     run.make(build)
     for step in range(4):
         run.zero_grad(set_to_none)
@@ -122,6 +129,8 @@ def missing_batches(
             for buffer, value in kept:
                 buffer.copy_(value)
         elif run.here.rank == absent:
+            for parameter in run.model.parameters() if zeros else ():
+                parameter.grad = torch.zeros_like(parameter)
             run.finish()
         else:
             run.backward(step)
@@ -141,13 +150,19 @@ def test_a_rank_without_a_batch_adds_zeros(here, name, set_to_none):
 
 
 @on_ranks(THREE, repeats=1)
+@pytest.mark.parametrize("name", ["bucketed", "sharded_gradients"])
+def test_a_rank_without_a_batch_may_set_zeros(here, name):
+    compare(here, WRAPPERS[name], partial(missing_batches, zeros=True))
+
+
+@on_ranks(THREE, repeats=1)
 def test_a_rank_that_owns_nothing_may_have_no_batch(here):
     """Its step before was averaged, too, which must not count for this one."""
 
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 1))
 
-    situation = partial(missing_batches, set_to_none=True, build=build)
+    situation = partial(missing_batches, build=build)
     compare(here, WRAPPERS["sharded_gradients"], situation)
 
 
@@ -155,7 +170,7 @@ def test_a_rank_that_owns_nothing_may_have_no_batch(here):
 @pytest.mark.parametrize("evaluate", [True, False])
 @pytest.mark.parametrize("name", ["naive", "bucketed", "peer"])
 def test_a_rank_without_a_batch_takes_part_in_the_broadcast_of_buffers(here, name, evaluate):
-    situation = partial(missing_batches, set_to_none=True, evaluate=evaluate)
+    situation = partial(missing_batches, evaluate=evaluate)
     compare(here, WRAPPERS[name], partial(situation, build=lambda: Net(nn.BatchNorm1d(6))))
 
 
