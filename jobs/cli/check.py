@@ -24,7 +24,7 @@ from systems.triton_faults import TRITON_FAULT
 EXAMPLES = "my_kernels/flash.py:MyFlash"
 
 SHOWN_REASONS = 5  # maximum number of different reasons for refused and crashed cases
-CRASHED = "crashed or hung"  # a case whose process ended, or did not end in time
+CRASHED = "crashed or hung"  # see `Checked.crashed`
 Kind = Literal["attention", "ddp", "fsdp", "optimizer"]
 
 
@@ -182,7 +182,7 @@ def _counts(checked: Sequence[Checked]) -> str:
 
 
 def _kind_of(item: Checked) -> str:
-    """Return the status, but not `refused` for a case that raised no exception."""
+    """Return the status, in which a case that crashed is not `refused`."""
     return CRASHED if item.crashed else item.status
 
 

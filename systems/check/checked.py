@@ -15,7 +15,7 @@ class Checked:
     errors: dict[str, float] = field(default_factory=dict)  # errors by name
     wrong: list[str] = field(default_factory=list)  # lines that tell what is wrong, if it is
     refused: str = ""  # why the case could not be checked, if it could not
-    crashed: bool = False  # whether the process of the code ended or hung
+    crashed: bool = False  # whether the process ended or hung, or a rank raised an exception
 
     @property
     def status(self) -> str:

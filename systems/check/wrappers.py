@@ -68,8 +68,9 @@ def cases(kind: str, world_size: int) -> list[Case]:
 def check_parallel_code(kind: str, reference: str, backend: str) -> Iterator[Checked]:
     """Start ranks for each number of ranks, and yield the results of all cases.
 
-    If the ranks raise an exception, crash or hang, the rest is one case that says so. The kind is
-    ddp, fsdp or optimizer, and the backend gloo for CPUs or nccl for GPUs.
+    If a rank raises an exception, crashes or hangs, the last result of this number of ranks is the
+    case that crashed, with the reason, and its further cases are left out. The kind is ddp, fsdp or
+    optimizer, and the backend gloo for CPUs or nccl for GPUs.
     """
     for world_size in WORLD_SIZES:
         with tempfile.TemporaryDirectory() as folder:
@@ -82,9 +83,10 @@ def check_parallel_code(kind: str, reference: str, backend: str) -> Iterator[Che
         left = cases(kind, world_size)[len(done) :]
         if left:
             raised = [checked.refused for checked in found if checked.crashed]
-            # That of a rank that told no exception, else the first: others may follow from it.
-            told = tuple(text.partition(":")[0] for text in raised)
-            silent = [f"{who} {how}" for who, how in ended.items() if who not in told]
+            # A rank that ended without an exception is the cause of exceptions on other ranks, and
+            # else the first exception is that of the others.
+            raising = [text.partition(":")[0] for text in raised]
+            silent = [f"{who} {how}" for who, how in ended.items() if who not in raising]
             why = next(iter([*silent, *raised]), "the ranks ended without a result")
             yield Checked(left[0], refused=why, crashed=True)
 
