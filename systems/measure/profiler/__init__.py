@@ -1,1 +1,1 @@
-"""Runs nsys, and reads traces of torch.profiler: kernels, calls of the host, communication."""
+"""Reads traces of torch.profiler: kernels, calls of the host, communication."""

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +13,10 @@ from systems.accounting import softmax_over_matmul_flops
 from systems.benchmarks.profile import PROFILED_STEPS, Params, predict, run
 from systems.measure import windows
 from systems.measure.profiler.kernel_table import ATTENTION_RANGES, PHASES
-from systems.measure.profiler.nsys import run_under_nsys
 from systems.training.profiling import has_attention_ranges
 from tests.systems.training.tiny_training import TINY, no_gpu
 
 pytestmark = pytest.mark.usefixtures("artifacts")
-PROFILE = "systems.benchmarks.profile"
 
 
 def params(**given: Any) -> Params:
@@ -103,61 +98,6 @@ def test_without_ranges_in_attention_the_phases_are_profiled():
     check(measured)
     assert set(measured["facts"]["kernels"]) == {*PHASES, "train_step"}
     assert measured["facts"].keys().isdisjoint({"softmax_ms", "trace"})
-
-
-STAND_IN = f"""#!{sys.executable}
-import json, os, subprocess, sys
-at = sys.argv.index(sys.executable)
-options, program = sys.argv[1:at], sys.argv[at:]
-json.dump(options, open(os.environ["SEEN"], "w"))
-if os.environ.get("FAIL"):
-    sys.exit(7)
-(report,) = [o.removeprefix("--output=") for o in options if o.startswith("--output=")]
-code = subprocess.run(program).returncode
-open(report + os.environ.get("SUFFIX", ".nsys-rep"), "w").close()
-sys.exit(code)
-"""
-
-
-@pytest.fixture
-def nsys(tmp_path, monkeypatch) -> Path:
-    """Put a script named nsys on PATH, because the real one is not installed on test machines.
-
-    It writes its options to the returned file, runs the program and creates an empty report.
-    """
-    script = tmp_path / "nsys"
-    script.write_text(STAND_IN)
-    script.chmod(0o700)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setenv("SEEN", str(tmp_path / "seen.json"))
-    return tmp_path / "seen.json"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "suffix",
-    # the latter: only the collector
-    [".nsys-rep", pytest.param(".qdstrm", marks=pytest.mark.depends)],
-)
-def test_under_nsys_the_steps_run_and_the_report_stays(nsys, suffix, tmp_path, monkeypatch):
-    """Check the command and the exchange of params and facts, with a script that imitates nsys."""
-    monkeypatch.setenv("SUFFIX", suffix)
-    monkeypatch.chdir(tmp_path)  # the package must be found from any working directory
-    facts = run_under_nsys(PROFILE, params(profiler="nsys").model_dump_json(), tmp_path)
-    assert facts["report"] == f"report{suffix}" and (tmp_path / facts["report"]).exists()
-    assert set(facts["range_ms"]) == {*PHASES, "train_step"} and facts["profiled_steps"] == 3
-    assert json.loads(nsys.read_text()) == [
-        "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none",
-        "--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--force-overwrite=true",
-        f"--output={tmp_path / 'report'}",
-    ]  # fmt: skip
-
-
-def test_a_failure_under_nsys_is_told(nsys, tmp_path, monkeypatch):
-    """The script that imitates nsys exits with 7."""
-    monkeypatch.setenv("FAIL", "1")
-    with pytest.raises(RuntimeError, match=r"nsys exited with code 7 and did not write .*report"):
-        run_under_nsys(PROFILE, params(profiler="nsys").model_dump_json(), tmp_path)
 
 
 # ---- on a GPU ------------------------------------------------------------------------------------

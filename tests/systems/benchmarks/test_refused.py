@@ -17,7 +17,6 @@ from systems.benchmarks import (
     data_parallel,
     fsdp,
     memory,
-    profile,
 )
 from tests.systems.training.tiny_training import PARALLEL, no_gpu
 
@@ -39,14 +38,12 @@ DO_NOT_FIT = [  # benchmark, parameters, words of the error
     (fsdp, {**BLOCKS, "checkpointing": "half_blocks"}, "hooks of the block do not gather"),
     (memory, {**MODEL, "mode": "compiled"}, "needs `mode: eager` and `cuda_graph: false`"),
     (memory, {**MODEL, "cuda_graph": True}, "needs `mode: eager` and `cuda_graph: false`"),
-    (profile, {**MODEL, "profiler": "nsys", "trace": True}, "needs `profiler: torch`, got `pro"),
 ]
 UNSUPPORTED = [  # for want of a GPU, and features that an implementation lacks
     (attention, {**ATTENTION, "implementation": "sdpa_cudnn"}, "sdpa_cudnn needs a CUDA GPU"),
     (attention, {**ATTENTION, "implementation": "sdpa_efficient"}, "sdpa_efficient needs a CUDA"),
     (attention_latency, {"implementation": "flash_hopper", "seq_len": 16}, "needs a Hopper GPU"),
     (memory, {**MODEL, "snapshot": True}, "`snapshot: true` needs the CUDA allocator"),
-    (profile, {**MODEL, "profiler": "nsys"}, "this machine has no GPU"),
     (attention, {**SOFTCAP, "implementation": "flash_pytorch"}, "flash_pytorch"),
     (attention, {**SOFTCAP, "implementation": "naive_compiled"}, "naive_compiled"),
 ]
