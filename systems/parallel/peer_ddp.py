@@ -48,13 +48,19 @@ class PeerDDP(BucketedDDP):
         All ranks must call this function, with the rank of each parameter. See `ShardedOptimizer`.
 
         Raises:
-            ValueError: if a trainable parameter of the module is missing.
+            ValueError: if a trainable parameter of the module is missing, or has a gradient, which
+                other ranks may have as well.
         """
         left = [n for n, p in self.named_parameters() if p.requires_grad and p not in owners]
         if left:
             raise ValueError(
                 f"with shard_gradients, the optimizer must have all trainable parameters of the "
                 f"module, but {left[0]} is missing"
+            )
+        if any(parameter.grad is not None for parameter in self._trained):
+            raise ValueError(
+                "with shard_gradients, make the optimizer before backward, or after "
+                "zero_grad(set_to_none=True)"
             )
         self._owners = dict(owners)
         del self._exchange  # frees the buffer

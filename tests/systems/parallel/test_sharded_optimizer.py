@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from systems.kernels.adamw import FusedAdamW
-from systems.parallel import BucketedDDP, ShardedOptimizer, sharded_optimizer
+from systems.parallel import BucketedDDP, PeerDDP, ShardedOptimizer, sharded_optimizer
 from systems.parallel.sharded_optimizer import balance
 from tests.systems.parallel.parallel_models import (
     assert_close,
@@ -217,6 +217,10 @@ def test_what_is_refused(here: RankContext) -> None:
         optimizer.step()
     with pytest.raises(ValueError, match="Invalid learning rate"):
         ShardedOptimizer(parameters[:1], torch.optim.SGD, lr=-1)
+    wrapped = PeerDDP(nn.Linear(2, 2).to(here.device), 1)
+    wrapped(torch.ones(1, 2, device=here.device)).sum().backward()
+    with pytest.raises(ValueError, match="before backward"):
+        ShardedOptimizer(wrapped.parameters(), torch.optim.SGD, lr=0.1, shard_gradients=wrapped)
 
 
 def test_shares_are_balanced_by_bytes():
