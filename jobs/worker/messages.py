@@ -130,5 +130,5 @@ class NodeReport(Message):
 class Order(Message):
     """What the worker on node 0 tells the workers of the other nodes."""
 
-    what: Literal["run", "stacks", "stop", "end"]  # "stacks": write them, then stop
+    what: Literal["run", "stacks", "stop"]  # "stacks": write them, then stop
     request: Request | None = None  # of an order to run

@@ -47,7 +47,7 @@ from jobs.worker.outcome import (
     timed_out,
 )
 from jobs.worker.ranks.node_connections import accept_workers, node_address
-from jobs.worker.ranks.nodes import Part, dismiss, follow, lead
+from jobs.worker.ranks.nodes import Part, follow, lead
 from jobs.worker.ranks.rank_failures import outcome_of_ranks
 from jobs.worker.recorder import Attempt, Conditions, Recorder, job_id, slurm_facts
 from jobs.worker.run_process import execute, run_alone
@@ -122,7 +122,8 @@ class Worker:
                         self._followers = accept_workers(nodes - 1, self.folder / name)
                     self._run_tasks()
             finally:
-                dismiss(self._followers)
+                for follower in self._followers:
+                    follower.close()  # ends the worker on that node
                 self._servers.close()
 
     def _run_tasks(self) -> None:

@@ -81,12 +81,6 @@ class Part:
         return str(json.loads(path.read_text()))
 
 
-def dismiss(followers: list[Connection]) -> None:
-    _tell(followers, Order(what="end"))
-    for connection in followers:
-        connection.close()
-
-
 def _tell(followers: Iterable[Connection], order: Order) -> None:
     for connection in followers:
         with suppress(OSError):  # `_report_of` tells that the connection is lost
@@ -158,8 +152,9 @@ def follow(
     """
     leader = connect_to_leader(rendezvous_file)
     servers.get()  # import modules while the leader prepares the first run
-    with suppress(OSError):  # the leader has exited, which ends the job
-        while (order := receive(leader, Order)).what != "end":
+    with suppress(OSError):  # the leader has closed the connection, so the job is over
+        while True:
+            order = receive(leader, Order)
             if order.request is None:
                 continue  # an order to stop that arrived after this node's report was sent
             request = order.request
