@@ -168,8 +168,8 @@ class Child:
     def __init__(self, server: ForkServer):
         self._server = server
         self.ended = False
-        self.exit_code: int | None = None  # negative: number of a signal; None: unknown
-        self.lost = False  # whether the fork server ended before the run
+        # Negative: number of a signal. None, although the run has ended: the fork server ended.
+        self.exit_code: int | None = None
 
     def fileno(self) -> int:
         """For `multiprocessing.connection.wait`, which tells when the server has sent a message."""
@@ -185,7 +185,6 @@ class Child:
     def _take(self, answer: Any) -> None:
         self.ended = True
         if answer is None:
-            self.lost = True
             self._server.kill()
             return
         _, self.exit_code, left = answer

@@ -12,6 +12,7 @@ from jobs.results.record import Failure, Record
 from jobs.status import Status
 from jobs.worker.messages import AgentReport, NodeReport, Outcome, RankFailure
 from jobs.worker.ranks.rank_failures import outcome_of_ranks
+from jobs.worker.scratch import no_scratch
 from tests.jobs.harness import (
     PATIENCE_S,
     artifacts_of,
@@ -157,6 +158,7 @@ def left(rank: int, ended_at: float, by_another: bool = False) -> Outcome:
 OK = Outcome(status=Status.ok, measuring=1.0, measurements={"samples_ms": {"a": [1.0]}})
 NOTHING = OK.model_copy(update={"rank": 1, "measurements": {}})
 LOST_PEER = node([left(0, 49.0, True)], [(0, 1)])
+FULL = no_scratch(OSError("the disk is full"))
 CUT = node([], [], agent=None)  # a node on which the timeout ended the agent
 
 
@@ -174,7 +176,7 @@ CUT = node([], [], agent=None)  # a node on which the timeout ended the agent
         ([node([], [], agent=None, exit_code=-9)], False, "killed", None),
         ([node([OK, NOTHING], [])], False, "error", 1),
         # the temporary folder of one node is full, so its ranks could not report
-        ([LOST_PEER, node([], [(1, 1)], undelivered="full")], False, "killed", None),
+        ([LOST_PEER, node([], [(1, 1)], unable=FULL)], False, "killed", None),
         # at the timeout: rank 1 lost the rank that was killed, was ended, or raised by itself
         ([CUT, node([left(1, 50.0, True)], [(1, 1)])], True, "timeout", None),
         ([CUT, node([], [(1, -15)])], True, "timeout", None),
