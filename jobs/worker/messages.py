@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -127,7 +127,7 @@ class NodeReport(Message):
 
 
 class Order(Message):
-    """What the worker on node 0 tells the workers of the other nodes."""
+    """What the worker on node 0 tells the workers of the other nodes: to run, or to stop a run."""
 
-    what: Literal["run", "stacks", "stop"]  # "stacks": write them, then stop
-    request: Request | None = None  # of an order to run
+    request: Request | None = None  # None: stop
+    stacks: bool = False  # whether the processes write their stacks before they stop

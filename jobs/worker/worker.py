@@ -141,7 +141,7 @@ class Worker:
         self.known.refresh()
         is_done = any(map(self.known.is_result, self.known.of(task)))
         if not is_done:
-            self._execute(self._begin(task))
+            self._execute(task)
             self._kept += 1
 
     def _run_block(self, block: Block, rounds: list[int]) -> None:
@@ -162,7 +162,8 @@ class Worker:
             started = time.monotonic()
             for _ in range(MAX_EXECUTIONS):
                 for task, place in turns.places(round):
-                    self._run_in_turn(turns, task, place)
+                    self.known.refresh()
+                    self._execute(task, place, turns)
                     if self._stops_early:
                         return
                 self.known.refresh()
@@ -189,25 +190,22 @@ class Worker:
         for task, place in turns.places(round, trial=True):
             self.known.refresh()
             if not turns.lasting_failure(task[0]) and not turns.was_tried(task[0]):
-                self._execute(self._begin(task, place), turns.options(task[0], place))
+                self._execute(task, place, turns)
 
-    def _run_in_turn(self, turns: Turns, task: TaskKey, place: BlockPlace) -> None:
-        """Execute and record a run of a round, unless it failed before."""
-        self.known.refresh()
+    def _execute(
+        self, task: TaskKey, place: BlockPlace | None = None, turns: Turns | None = None
+    ) -> None:
+        """Execute and record a run, or record why it is not executed. `turns` are of its block."""
         attempt = self._begin(task, place)
-        before = turns.lasting_failure(task[0])
-        if before is not None and self._unsupported is None:
-            self._record(attempt, not_repeated(before))
-        else:
-            self._execute(attempt, turns.options(task[0], place))
-
-    def _execute(self, attempt: Attempt, options: dict[str, Any] | None = None) -> None:
-        """Execute and record an attempt. `options` has what the round of its block includes."""
+        before = turns.lasting_failure(task[0]) if turns is not None else None
         if self._unsupported is not None:
             self._record(attempt, failed(Status.unsupported, "Unsupported", self._unsupported))
+        elif before is not None:
+            self._record(attempt, not_repeated(before))
         elif self._deaths[f"{attempt.run.id}/{attempt.repeat}"] >= MAX_DEATHS:
             self._record(attempt, self._outcome_of_deaths())
         else:
+            options = turns.options(task[0], place) if turns and place else None
             self._attempt_run(attempt, options)
 
     def _count_deaths(self) -> Counter[str]:
@@ -246,7 +244,7 @@ class Worker:
             what = f"cannot write {self.folder}/state.json: {error.strerror}"
             say(f"{what}; `python -m jobs status` cannot show the current run", sys.stdout)
 
-    def _begin(self, task: TaskKey, place: BlockPlace | None = None) -> Attempt:
+    def _begin(self, task: TaskKey, place: BlockPlace | None) -> Attempt:
         number = 1 + max((record.attempt for record in self.known.of(task)), default=0)
         while self.manifest.artifacts(*task, number).exists():
             number += 1  # an attempt without a record, because its worker died; keep its files

@@ -117,7 +117,7 @@ def lead(part: Part, followers: list[Connection]) -> tuple[list[NodeReport], boo
     waiting: list[Connection] = []  # nodes that have not reported
     if followers and (endpoint := part.endpoint()):
         waiting = list(followers)
-        _tell(waiting, Order(what="run", request=request.on(endpoint=endpoint)))
+        _tell(waiting, Order(request=request.on(endpoint=endpoint)))
     reports: list[NodeReport] = []
     while (waiting or not part.child.ended) and part.look():
         for one in part.ready(waiting):
@@ -129,7 +129,7 @@ def lead(part: Part, followers: list[Connection]) -> tuple[list[NodeReport], boo
             if not report.is_ok:
                 part.note_failure()
     expired = bool(waiting or not part.child.ended) and not part.failed
-    _tell(waiting, Order(what="stacks" if expired else "stop"))
+    _tell(waiting, Order(stacks=expired))
     if expired and not part.child.ended:
         part.child.stacks(part.scratch)
     own = part.report()
@@ -193,7 +193,7 @@ def _run_here(server: ForkServer, request: Request, leader: Connection) -> NodeR
     with part:
         while not part.child.ended and part.look():
             if part.ready([leader]):
-                if receive(leader, Order).what == "stacks":
+                if receive(leader, Order).stacks:
                     part.child.stacks(part.scratch)
                 break
         return part.report()
