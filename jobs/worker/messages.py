@@ -46,7 +46,7 @@ class Request(Message):
     params: dict[str, Any]
     gpus: list[str]  # indices or UUIDs of the GPUs that the run may use; empty: CPU run
     artifacts: str  # folder for the run's files, shared by all nodes; created by `artifacts_folder`
-    token: str  # identifies the attempt to all nodes
+    token: str  # identifies the attempt to the torchrun agents of all nodes
     asked_at: float  # start of the attempt on node 0's monotonic clock, in seconds
     log: str | None = None  # file for stdout and stderr; None: the terminal
     scratch: str = ""  # folder on this node for outcomes and stacks; removed after the run
@@ -112,7 +112,6 @@ class AgentReport(Message):
 class NodeReport(Message):
     """Result of one run on one node: what its processes reported, and how they ended."""
 
-    token: str  # identifies the attempt
     exit_code: int = 0  # of the agent or of the only process; 0 if it had to be killed
     agent: AgentReport | None = None  # None: there was no agent, or it ended without a report
     outcomes: list[Outcome] = []

@@ -77,7 +77,6 @@ def collect(request: Request, kills: int, child: Child) -> NodeReport:
     if exit_code is None and unable is None:
         unable = failed(Status.killed, "ServerDied", _SERVER_DIED, stacks or log_end)
     return NodeReport(
-        token=request.token,
         exit_code=exit_code or 0,
         agent=AgentReport.read(report) if report.exists() else None,
         outcomes=outcomes_in(scratch),

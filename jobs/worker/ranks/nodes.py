@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
@@ -19,7 +18,7 @@ from typing import Any, Self
 
 from jobs.status import Status
 from jobs.worker.fork_server import EXIT_S
-from jobs.worker.isolation import Deadline, ForkServer, oom_kills
+from jobs.worker.isolation import Deadline, ForkServer, oom_kills, wait_for
 from jobs.worker.messages import NodeReport, Order, Request
 from jobs.worker.outcome import failed
 from jobs.worker.ranks.node_connections import connect_to_leader, receive, send
@@ -30,9 +29,11 @@ from jobs.worker.torchrun import agent
 
 CONSEQUENCES_S = 3.0  # time for the other ranks to report after a rank has failed, in seconds
 LOOK_S = 0.5  # interval between checks for a failed rank, in seconds
-_NODE_LOST = (
+_NODE_LOST = failed(
+    Status.killed,
+    "NodeLost",
     "the worker on another node of the job ended or lost its connection; see that node's log, "
-    "and submit the sweep again to repeat the run"
+    "and submit the sweep again to repeat the run",
 )
 
 
@@ -121,9 +122,7 @@ def lead(part: Part, followers: list[Connection]) -> tuple[list[NodeReport], boo
     reports: list[NodeReport] = []
     while (waiting or not part.child.ended) and part.look():
         for one in part.ready(waiting):
-            report = _report_of(one, request.token)
-            if report is None:
-                continue
+            report = _report_of(one)
             waiting.remove(one)
             reports.append(report)
             if not report.is_ok:
@@ -131,28 +130,23 @@ def lead(part: Part, followers: list[Connection]) -> tuple[list[NodeReport], boo
     expired = bool(waiting or not part.child.ended) and not part.failed
     _tell(waiting, Order(stacks=expired))
     if expired and not part.child.ended:
-        part.child.stacks(part.scratch)
+        part.child.stacks()
     own = part.report()
-    return [own, *reports, *(_last_word(one, request.token) for one in waiting)], expired
+    return [own, *reports, *map(_last_word, waiting)], expired
 
 
-def _report_of(connection: Connection, token: str) -> NodeReport | None:
-    """Receive the report of another node, or its loss. None if about an earlier attempt."""
+def _report_of(connection: Connection) -> NodeReport:
+    """Receive the report of another node, or report that the node is lost."""
     try:
-        report = receive(connection, NodeReport)
+        return receive(connection, NodeReport)
     except ConnectionError:
-        return NodeReport(token=token, unable=failed(Status.killed, "NodeLost", _NODE_LOST))
-    return report if report.token == token else None
+        return NodeReport(unable=_NODE_LOST)
 
 
-def _last_word(connection: Connection, token: str) -> NodeReport:
-    """Receive the report of a node that was ordered to stop. Without an answer, it is empty."""
-    deadline = time.monotonic() + EXIT_S + 5
-    while connection.poll(max(0.0, deadline - time.monotonic())):
-        report = _report_of(connection, token)
-        if report is not None:
-            return report
-    return NodeReport(token=token)
+def _last_word(connection: Connection) -> NodeReport:
+    """Receive the report of a node that was ordered to stop. One that is silent is lost."""
+    answers = wait_for([connection], EXIT_S + 5)
+    return _report_of(connection) if answers else NodeReport(unable=_NODE_LOST)
 
 
 def follow(
@@ -178,7 +172,7 @@ def follow(
             if unsupported is not None:
                 rank = node_rank * (request.nproc_per_node or 1)
                 unable = failed(Status.unsupported, "Unsupported", unsupported, rank=rank)
-                report = NodeReport(token=request.token, unable=unable)
+                report = NodeReport(unable=unable)
             else:
                 report = _run_here(servers.get(request.checkout), mine, leader)
             send(leader, report)
@@ -189,11 +183,11 @@ def _run_here(server: ForkServer, request: Request, leader: Connection) -> NodeR
     try:
         part = Part(server, request, float("inf"))  # the leader enforces the timeout
     except OSError as error:  # this node goes on, so that the run gets the true cause
-        return NodeReport(token=request.token, unable=no_scratch(error))
+        return NodeReport(unable=no_scratch(error))
     with part:
         while not part.child.ended and part.look():
             if part.ready([leader]):
                 if receive(leader, Order).stacks:
-                    part.child.stacks(part.scratch)
+                    part.child.stacks()
                 break
         return part.report()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from jobs.results.manifest import Executor
 from jobs.results.record import Failure, Record
 from jobs.status import Status
 from jobs.worker.messages import AgentReport, NodeReport, Outcome, RankFailure
+from jobs.worker.ranks import nodes
 from jobs.worker.ranks.rank_failures import outcome_of_ranks
 from jobs.worker.scratch import no_scratch
 from tests.jobs.harness import (
@@ -136,12 +138,20 @@ def test_a_node_with_too_few_gpus_says_so(tmp_path: Path) -> None:
     assert "needs 1 GPU per node, but 0 GPUs visible" in record.failure.message
 
 
+def test_a_node_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise all later runs of the job would wait for it until their timeouts."""
+    monkeypatch.setattr(nodes, "EXIT_S", -5.0)
+    leader, follower = Pipe()
+    with leader, follower:
+        assert nodes._last_word(leader).unable.failure.type == "NodeLost"
+
+
 # ---- the verdict ---------------------------------------------------------------------------------
 
 
 def node(ranks: list[Outcome], failures: list[tuple[int, int]], **more: Any) -> NodeReport:
     ended = [RankFailure(rank=rank, exit_code=code, at=100) for rank, code in failures]
-    given = {"token": "t", "agent": AgentReport(failures=ended), "outcomes": ranks} | more
+    given = {"agent": AgentReport(failures=ended), "outcomes": ranks} | more
     return NodeReport(**given)
 
 
