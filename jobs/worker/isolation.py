@@ -168,8 +168,8 @@ class Child:
     def __init__(self, server: ForkServer):
         self._server = server
         self.ended = False
-        self.exit_code: int | None = None  # negative: number of a signal; None: unknown
-        self.lost = False  # whether the fork server ended before the run
+        # Negative: number of a signal. None, although the run has ended: the fork server ended.
+        self.exit_code: int | None = None
 
     def fileno(self) -> int:
         """For `multiprocessing.connection.wait`, which tells when the server has sent a message."""
@@ -185,7 +185,6 @@ class Child:
     def _take(self, answer: Any) -> None:
         self.ended = True
         if answer is None:
-            self.lost = True
             self._server.kill()
             return
         _, self.exit_code, left = answer
@@ -200,21 +199,10 @@ class Child:
                 self.ended = True
                 self._server.kill()
 
-    def stacks(self, scratch: Path) -> None:
+    def stacks(self) -> None:
         """Make every process of the run write the stacks of its threads, see `watch_stacks`."""
-
-        def sizes() -> dict[Path, int]:
-            return {path: path.stat().st_size for path in scratch.glob("stack*.txt")}
-
-        before = last = sizes()
         self._server.send(("stacks",))
-        deadline = time.monotonic() + STACKS_S
-        while time.monotonic() < deadline:
-            time.sleep(0.05)
-            now = sizes()
-            if now == last and all(now.get(path, 0) > size for path, size in before.items()):
-                break  # every process has written, and no file has grown since
-            last = now
+        time.sleep(STACKS_S)
 
 
 def oom_kills() -> int:

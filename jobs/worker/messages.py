@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -44,12 +44,12 @@ class Request(Message):
     benchmark: str
     version: int  # version of the benchmark at submission
     params: dict[str, Any]
-    scratch: str  # folder on this node for outcomes and stacks; removed after the run
     gpus: list[str]  # indices or UUIDs of the GPUs that the run may use; empty: CPU run
     artifacts: str  # folder for the run's files, shared by all nodes; created by `artifacts_folder`
-    token: str  # identifies the attempt to all nodes
+    token: str  # identifies the attempt to the torchrun agents of all nodes
     asked_at: float  # start of the attempt on node 0's monotonic clock, in seconds
     log: str | None = None  # file for stdout and stderr; None: the terminal
+    scratch: str = ""  # folder on this node for outcomes and stacks; removed after the run
     checkout: str = ""  # name of another checkout of the code; empty: the present code
     # What this round of a block includes, see `systems.benchmark.round_options`. None: no block.
     round_options: dict[str, Any] | None = None
@@ -110,17 +110,15 @@ class AgentReport(Message):
 
 
 class NodeReport(Message):
-    """Result of one run on one node: the reports of the torchrun agent and of the ranks."""
+    """Result of one run on one node: what its processes reported, and how they ended."""
 
-    token: str  # identifies the attempt
-    exit_code: int | None = 0  # exit code of the agent; 0 if it had to be killed
-    agent: AgentReport | None = None  # None: the agent ended without a report
+    exit_code: int = 0  # of the agent or of the only process; 0 if it had to be killed
+    agent: AgentReport | None = None  # None: there was no agent, or it ended without a report
     outcomes: list[Outcome] = []
     stacks: str = ""  # stacks of the processes at a hang or crash
     log_end: str = ""  # last part of the log
     out_of_memory: bool = False  # whether the OOM killer killed a process of the job
-    lost: Literal["ServerDied", "NodeLost"] | None = None  # what was lost, if anything
-    undelivered: str | None = None  # why a process could not write to its scratch folder
+    unable: Outcome | None = None  # of the run, if this node could not execute or report its part
 
     @property
     def is_ok(self) -> bool:
@@ -128,7 +126,7 @@ class NodeReport(Message):
 
 
 class Order(Message):
-    """What the worker on node 0 tells the workers of the other nodes."""
+    """What the worker on node 0 tells the workers of the other nodes: to run, or to stop a run."""
 
-    what: Literal["run", "stacks", "stop", "end"]  # "stacks": write them, then stop
-    request: Request | None = None  # of an order to run
+    request: Request | None = None  # None: stop
+    stacks: bool = False  # whether the processes write their stacks before they stop

@@ -10,17 +10,11 @@ from jobs.processes import signal_name
 from jobs.results.record import Failure, Record
 from jobs.results.unwritable import FULL
 from jobs.status import Status
-from jobs.worker.messages import Outcome
+from jobs.worker.messages import NodeReport, Outcome
 from systems.benchmark import Unsupported, WrongOutput
 
 TEXT = 16000  # maximum length of the traceback in a record, in characters
 _LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset by peer")
-LOST = {
-    "ServerDied": "the fork server, the parent of this run's process, ended unexpectedly; "
-    "see the job's log, and submit the sweep again to repeat the run",
-    "NodeLost": "the worker on another node of the job ended or lost its connection; "
-    "see that node's log, and submit the sweep again to repeat the run",
-}
 
 
 def failed(
@@ -88,11 +82,6 @@ def _memory_that_ran_out(error: BaseException) -> str | None:
     return None
 
 
-def scratch_failed(message: str) -> Outcome:
-    """Return the outcome of a run without scratch folder. The same command repeats it."""
-    return failed(Status.killed, "NoScratch", message)
-
-
 def timed_out(timeout_s: float, stacks: str) -> Outcome:
     message = (
         f"took longer than {timeout_s:g} s; if it does not hang, raise timeout_s in the sweep and "
@@ -134,10 +123,19 @@ def not_repeated(before: Record) -> Outcome:
     return Outcome(status=before.status, failure=why)
 
 
-def died(exit_code: int | None, traces: str, out_of_memory: bool) -> Outcome:
-    """Return the outcome of a process without a result. Code None: its server ended first."""
-    if exit_code is None:
-        return failed(Status.killed, "ServerDied", LOST["ServerDied"], traces)
+def outcome_of_process(report: NodeReport, expired: bool, timeout_s: float) -> Outcome:
+    """Return the outcome of a run of one process. `expired`: it was killed at its timeout."""
+    if report.outcomes:
+        return report.outcomes[0]
+    if report.unable is not None:
+        return report.unable
+    if expired:
+        return timed_out(timeout_s, report.stacks)
+    return died(report.exit_code, report.stacks or report.log_end, report.out_of_memory)
+
+
+def died(exit_code: int, traces: str, out_of_memory: bool) -> Outcome:
+    """Return the outcome of a process that ended without a result."""
     if exit_code >= 0:
         code = f"exit code {exit_code}"
         message = f"exited with {code} before it reported a result; see `python -m jobs logs`"

@@ -9,19 +9,30 @@ from contextlib import suppress
 from pathlib import Path
 
 from jobs.printing import say
+from jobs.status import Status
 from jobs.worker.fork_server import DUMP_STACKS
 from jobs.worker.isolation import Child, oom_kills
 from jobs.worker.messages import AgentReport, Message, NodeReport, Outcome, Request
+from jobs.worker.outcome import failed
 
 STACKS_BYTES = 16000  # maximum length of the stacks of a run, in characters
 LOG_END = 2000  # number of bytes at the end of a log that are copied into a failure
 AGENT = "agent.json"  # file of the `AgentReport`
 _UNDELIVERED = "undelivered-"  # prefix of the file whose name has the number of an error
-_OTHER_FOLDER = "set TMPDIR to a folder with free space, and submit the sweep again"
+_SERVER_DIED = (
+    "the fork server, the parent of this run's process, ended unexpectedly; see the job's log, "
+    "and submit the sweep again to repeat the run"
+)
 
 
-def no_scratch(error: OSError) -> str:
-    return f"cannot create a temporary folder: {error}; {_OTHER_FOLDER}"
+def no_scratch(error: OSError) -> Outcome:
+    """Return the outcome of a run whose scratch folder cannot be created."""
+    return _full(f"cannot create a temporary folder: {error}")
+
+
+def _full(why: str) -> Outcome:  # with this status, the same command repeats the run
+    message = f"{why}; set TMPDIR to a folder with free space, and submit the sweep again"
+    return failed(Status.killed, "NoScratch", message)
 
 
 def outcome_file(scratch: str | Path, rank: int = 0) -> Path:
@@ -61,17 +72,18 @@ def collect(request: Request, kills: int, child: Child) -> NodeReport:
     exit_code = child.exit_code if child.ended else 0
     child.kill()
     scratch = Path(request.scratch)
-    report = scratch / AGENT
+    report, stacks, log_end = scratch / AGENT, _stacks_in(scratch), _log_end(request.log)
+    unable = _undelivered(scratch)
+    if exit_code is None and unable is None:
+        unable = failed(Status.killed, "ServerDied", _SERVER_DIED, stacks or log_end)
     return NodeReport(
-        token=request.token,
-        exit_code=exit_code,
+        exit_code=exit_code or 0,
         agent=AgentReport.read(report) if report.exists() else None,
         outcomes=outcomes_in(scratch),
-        stacks=_stacks_in(scratch),
-        log_end=_log_end(request.log),
+        stacks=stacks,
+        log_end=log_end,
         out_of_memory=oom_kills() > kills,
-        lost="ServerDied" if child.lost else None,
-        undelivered=undelivered(scratch),
+        unable=unable,
     )
 
 
@@ -79,13 +91,13 @@ def outcomes_in(scratch: Path) -> list[Outcome]:
     return [Outcome.read(path) for path in sorted(scratch.glob("outcome*.json"))]
 
 
-def undelivered(scratch: Path) -> str | None:
-    """Return why a process of a run could not write to its scratch folder, if so."""
+def _undelivered(scratch: Path) -> Outcome | None:
+    """Return the outcome of a run of which a process could not write to its scratch folder."""
     numbers = [path.name.removeprefix(_UNDELIVERED) for path in scratch.glob(f"{_UNDELIVERED}*")]
     if not numbers:
         return None
     why = os.strerror(int(numbers[0])) if numbers[0].isdigit() else "unknown error"
-    return f"cannot write its outcome to {scratch}: {why}; {_OTHER_FOLDER}"
+    return _full(f"cannot write its outcome to {scratch}: {why}")
 
 
 def _stacks_in(scratch: Path) -> str:

@@ -8,16 +8,13 @@ the run ended and starts the next run.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 import uuid
 from collections import Counter
 from multiprocessing.connection import Connection
-from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
@@ -34,24 +31,21 @@ from jobs.results.worker_state import WorkerState, read_worker_state, write_work
 from jobs.status import Status
 from jobs.worker.conditions import ConditionSampler
 from jobs.worker.environment import scoped_environment, thread_limit
-from jobs.worker.fork_server import EXIT_S
-from jobs.worker.isolation import Child, blocked_signals, oom_kills
+from jobs.worker.isolation import Child, blocked_signals
 from jobs.worker.judging import is_decided
 from jobs.worker.messages import Outcome, Request
 from jobs.worker.outcome import (
-    died,
     failed,
     not_repeated,
-    scratch_failed,
+    outcome_of_process,
     stopped,
-    timed_out,
 )
 from jobs.worker.ranks.node_connections import accept_workers, node_address
-from jobs.worker.ranks.nodes import Part, dismiss, follow, lead
+from jobs.worker.ranks.nodes import Part, follow, lead
 from jobs.worker.ranks.rank_failures import outcome_of_ranks
 from jobs.worker.recorder import Attempt, Conditions, Recorder, job_id, slurm_facts
-from jobs.worker.run_process import execute, run_alone
-from jobs.worker.scratch import collect, no_scratch, outcome_file
+from jobs.worker.run_process import execute
+from jobs.worker.scratch import no_scratch
 from jobs.worker.servers import ForkServers
 from jobs.worker.turns import KnownResults, Turns
 
@@ -90,7 +84,7 @@ class Worker:
         self._deaths: Counter[str] = Counter()  # of workers of this job, by the run they executed
         self._kept = 0  # number of runs and rounds that need not be executed again
         self._late = False  # whether the job has no time for another round
-        self._current: tuple[Attempt, Path | None] | None = None  # the attempt, its scratch folder
+        self._current: Attempt | None = None
         self._child: Child | None = None
         self._servers = ForkServers(manifest, self.job, self.gpus)
         self._followers: list[Connection] = []  # to the workers of the other nodes
@@ -122,7 +116,8 @@ class Worker:
                         self._followers = accept_workers(nodes - 1, self.folder / name)
                     self._run_tasks()
             finally:
-                dismiss(self._followers)
+                for follower in self._followers:
+                    follower.close()  # ends the worker on that node
                 self._servers.close()
 
     def _run_tasks(self) -> None:
@@ -146,7 +141,7 @@ class Worker:
         self.known.refresh()
         is_done = any(map(self.known.is_result, self.known.of(task)))
         if not is_done:
-            self._execute(self._begin(task))
+            self._execute(task)
             self._kept += 1
 
     def _run_block(self, block: Block, rounds: list[int]) -> None:
@@ -167,7 +162,8 @@ class Worker:
             started = time.monotonic()
             for _ in range(MAX_EXECUTIONS):
                 for task, place in turns.places(round):
-                    self._run_in_turn(turns, task, place)
+                    self.known.refresh()
+                    self._execute(task, place, turns)
                     if self._stops_early:
                         return
                 self.known.refresh()
@@ -194,25 +190,22 @@ class Worker:
         for task, place in turns.places(round, trial=True):
             self.known.refresh()
             if not turns.lasting_failure(task[0]) and not turns.was_tried(task[0]):
-                self._execute(self._begin(task, place), turns.options(task[0], place))
+                self._execute(task, place, turns)
 
-    def _run_in_turn(self, turns: Turns, task: TaskKey, place: BlockPlace) -> None:
-        """Execute and record a run of a round, unless it failed before."""
-        self.known.refresh()
+    def _execute(
+        self, task: TaskKey, place: BlockPlace | None = None, turns: Turns | None = None
+    ) -> None:
+        """Execute and record a run, or record why it is not executed. `turns` are of its block."""
         attempt = self._begin(task, place)
-        before = turns.lasting_failure(task[0])
-        if before is not None and self._unsupported is None:
-            self._record(attempt, not_repeated(before))
-        else:
-            self._execute(attempt, turns.options(task[0], place))
-
-    def _execute(self, attempt: Attempt, options: dict[str, Any] | None = None) -> None:
-        """Execute and record an attempt. `options` has what the round of its block includes."""
+        before = turns.lasting_failure(task[0]) if turns is not None else None
         if self._unsupported is not None:
             self._record(attempt, failed(Status.unsupported, "Unsupported", self._unsupported))
+        elif before is not None:
+            self._record(attempt, not_repeated(before))
         elif self._deaths[f"{attempt.run.id}/{attempt.repeat}"] >= MAX_DEATHS:
             self._record(attempt, self._outcome_of_deaths())
         else:
+            options = turns.options(task[0], place) if turns and place else None
             self._attempt_run(attempt, options)
 
     def _count_deaths(self) -> Counter[str]:
@@ -251,7 +244,7 @@ class Worker:
             what = f"cannot write {self.folder}/state.json: {error.strerror}"
             say(f"{what}; `python -m jobs status` cannot show the current run", sys.stdout)
 
-    def _begin(self, task: TaskKey, place: BlockPlace | None = None) -> Attempt:
+    def _begin(self, task: TaskKey, place: BlockPlace | None) -> Attempt:
         number = 1 + max((record.attempt for record in self.known.of(task)), default=0)
         while self.manifest.artifacts(*task, number).exists():
             number += 1  # an attempt without a record, because its worker died; keep its files
@@ -261,25 +254,13 @@ class Worker:
         self.recorder.require_job()
         if not self.in_process:
             attempt = self.recorder.claimed(attempt)
-        self._current = (attempt, None)
+        self._current = attempt
         self._write_state(attempt)
-        if not self.in_process:
-            # The server removes the scratch folder if this worker is killed.
-            self._servers.get(attempt.run.checkout)
-        try:
-            scratch = Path(tempfile.mkdtemp(prefix="run-"))
-        except OSError as error:
-            with blocked_signals():
-                self._record(attempt, scratch_failed(no_scratch(error)))
-                self._current = None
-            return
-        self._current = (attempt, scratch)
         run = attempt.run
         request = Request(
             benchmark=run.benchmark,
             version=run.version,
             params=run.params,
-            scratch=str(scratch),
             gpus=self.gpus,
             artifacts=str(attempt.artifacts.absolute()),
             token=uuid.uuid4().hex,
@@ -302,45 +283,31 @@ class Worker:
         except KeyboardInterrupt:  # raised only with --debug
             self.stop("cancelled")
             raise
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
         self.executed += 1
         if outcome.failure is not None and outcome.failure.type == "NodeLost":
             raise SystemExit("the job ends because the worker on another node was lost")
 
     def _run_and_wait(self, request: Request, timeout_s: float) -> Outcome:
-        if request.nproc_per_node is not None:
-            part = Part(self._servers.get(request.checkout), request, timeout_s)
-            self._child = part.child
-            nodes, expired = lead(part, self._followers)
-            return outcome_of_ranks(nodes, expired, timeout_s, request.world_size)
-        if not self.in_process:
-            return self._run_with_timeout(request, timeout_s)
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
-        outcome = execute(request)
-        if outcome.failure is not None and outcome.failure.type == "KeyboardInterrupt":
-            raise KeyboardInterrupt
-        return outcome
-
-    def _run_with_timeout(self, request: Request, timeout_s: float) -> Outcome:
-        """Execute a run that has a single process, which is killed at the timeout."""
-        kills, server = oom_kills(), self._servers.get(request.checkout)
-        self._child = child = server.start(run_alone, request, scratch=request.scratch)
-        expired = not child.wait(timeout_s)
-        if expired and outcome_file(request.scratch).exists():
-            expired = not child.wait(EXIT_S)  # the run has measured; only its exit is slow
-        if expired:
-            child.stacks(Path(request.scratch))
-        found = collect(request, kills, child)
-        if found.outcomes:
-            return found.outcomes[0]
-        if found.undelivered is not None:
-            return scratch_failed(found.undelivered)
-        if expired:
-            return timed_out(timeout_s, found.stacks)
-        if found.exit_code == -signal.SIGTERM:
+        alone = request.nproc_per_node is None
+        if self.in_process and alone:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
+            outcome = execute(request)
+            if outcome.failure is not None and outcome.failure.type == "KeyboardInterrupt":
+                raise KeyboardInterrupt
+            return outcome
+        server = self._servers.get(request.checkout)
+        try:
+            part = Part(server, request, timeout_s)
+        except OSError as error:
+            return no_scratch(error)
+        self._child = part.child
+        with part:
+            nodes, expired = lead(part, [] if alone else self._followers)
+        if nodes[0].exit_code == -signal.SIGTERM:
             time.sleep(TERM_S)  # Slurm may signal the worker a little later
-        return died(found.exit_code, found.stacks or found.log_end, found.out_of_memory)
+        if alone:
+            return outcome_of_process(nodes[0], expired, timeout_s)
+        return outcome_of_ranks(nodes, expired, timeout_s, request.world_size)
 
     def _record(
         self, attempt: Attempt, outcome: Outcome, conditions: Conditions | None = None
@@ -362,7 +329,7 @@ class Worker:
         with blocked_signals():
             if self._current is None:
                 return
-            attempt, scratch = self._current
+            attempt = self._current
             if self._child is not None:
                 self._child.kill()
             outcome = stopped(reason, self.job.timeout_min, is_first=self.executed == 0)
@@ -370,8 +337,6 @@ class Worker:
                 self._record(attempt, outcome)
             finally:
                 self._current = None
-                if scratch is not None:
-                    shutil.rmtree(scratch, ignore_errors=True)
 
     def handle_term(self) -> None:
         """Make SIGTERM, which the local queue sends, and SIGINT record the current run and exit."""

@@ -1,1 +1,1 @@
-"""Runs with several ranks: coordination of the nodes of a job, and one outcome of all ranks."""
+"""Execution of a run on the nodes of a job, and one outcome of all its ranks."""

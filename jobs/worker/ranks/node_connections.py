@@ -12,7 +12,6 @@ import json
 import os
 import queue
 import socket
-import socketserver
 import threading
 import time
 from collections.abc import Callable
@@ -20,10 +19,9 @@ from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from jobs.whole_files import is_own, write_json
-from jobs.worker.isolation import SLICE_S
 from jobs.worker.messages import Message
 
 M = TypeVar("M", bound=Message)
@@ -107,17 +105,45 @@ def _prove(
 def accept_workers(count: int, rendezvous_file: Path) -> list[Connection]:
     """Listen until the workers of all other nodes have connected, and return the connections.
 
-    The file for address and secret is removed at the end. Raises RuntimeError after MEET_S.
+    Each client is checked for the secret in a thread of its own, so that a silent one keeps no
+    worker out. The file for address and secret is removed at the end. Raises RuntimeError if no
+    worker connects for MEET_S.
     """
-    with _Listener(node_address(), os.urandom(32)) as listener:
-        host, port = listener.server_address[:2]
-        _write_secretly(rendezvous_file, {"host": host, "port": port, "key": listener.key.hex()})
-        threading.Thread(target=listener.serve_forever, args=(0.05,), daemon=True).start()
+    host, key = node_address(), os.urandom(32)
+    proven: queue.SimpleQueue[Connection] = queue.SimpleQueue()  # know the secret
+
+    def check(client: socket.socket) -> None:
+        # An error tells of a client that is not a worker of this job, such as a port scanner.
+        with client, suppress(Exception):
+            proven.put(_prove(client, key, deliver_challenge, answer_challenge))
+
+    found: list[Connection] = []
+    deadline = time.monotonic() + MEET_S
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family, backlog=128) as listener:
+        listener.setblocking(False)
+        where = {"host": host, "port": listener.getsockname()[1], "key": key.hex()}
+        _write_secretly(rendezvous_file, where)
         try:
-            return [_next(listener.proven, found, count) for found in range(count)]
+            while len(found) < count:
+                try:
+                    client, _ = listener.accept()
+                    threading.Thread(target=check, args=(client,), daemon=True).start()
+                except (OSError, RuntimeError):
+                    # No client, or too many files or threads, until handshakes reach their limit.
+                    time.sleep(0.05)
+                if not proven.empty():
+                    found.append(proven.get())
+                    deadline = time.monotonic() + MEET_S
+                elif time.monotonic() > deadline:
+                    raise RuntimeError(
+                        f"only {len(found)} of {count} other nodes connected to node 0, and none "
+                        f"in the last {MEET_S:.0f} s; check that their workers started and can "
+                        "reach node 0 by TCP"
+                    )
         finally:
             rendezvous_file.unlink(missing_ok=True)
-            listener.shutdown()
+    return found
 
 
 def _write_secretly(path: Path, value: object) -> None:
@@ -126,48 +152,6 @@ def _write_secretly(path: Path, value: object) -> None:
         write_json(path, value)
     finally:
         os.umask(previous)
-
-
-def _next(proven: queue.SimpleQueue[Connection], found: int, count: int) -> Connection:
-    deadline = time.monotonic() + MEET_S
-    while time.monotonic() < deadline:
-        try:
-            return proven.get(timeout=SLICE_S)
-        except queue.Empty:
-            continue
-    raise RuntimeError(
-        f"only {found} of {count} other nodes connected to node 0, and none in the last "
-        f"{MEET_S:.0f} s; check that their workers started and can reach node 0 by TCP"
-    )
-
-
-class _Listener(socketserver.ThreadingTCPServer):
-    """Accepts connections, and checks each for the secret in a thread of its own."""
-
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self, host: str, key: bytes):
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.key = key
-        self.proven: queue.SimpleQueue[Connection] = queue.SimpleQueue()  # know the secret
-        super().__init__((host, 0), socketserver.BaseRequestHandler)
-
-    def get_request(self) -> tuple[Any, Any]:
-        try:
-            return super().get_request()
-        except OSError:  # too many open files, until handshakes have reached their time limit
-            time.sleep(SLICE_S)
-            raise
-
-    def finish_request(self, request: Any, client_address: Any) -> None:
-        self.proven.put(_prove(request, self.key, deliver_challenge, answer_challenge))
-
-    def shutdown_request(self, request: Any) -> None:
-        request.close()  # not a shutdown, because the connection stays open
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a client that is not a worker of this job, such as a port scanner."""
 
 
 # ---- a follower ----------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""Coordination of the nodes of one job: the worker on node 0 leads, the other workers follow.
+"""Executes a run on the nodes of a job: the worker on node 0 leads, the other workers follow.
 
-For each run, the leader sends the followers an order to start their ranks and, if needed, an order
-to stop the ranks. Each follower answers with a report.
+For each run with several ranks, the leader sends the followers an order to start their ranks and,
+if needed, an order to stop the ranks. Each follower answers with a report. A run of one process is
+the part of node 0.
 """
 
 from __future__ import annotations
@@ -9,29 +10,38 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from jobs.status import Status
 from jobs.worker.fork_server import EXIT_S
-from jobs.worker.isolation import Deadline, ForkServer, oom_kills
+from jobs.worker.isolation import Deadline, ForkServer, oom_kills, wait_for
 from jobs.worker.messages import NodeReport, Order, Request
 from jobs.worker.outcome import failed
 from jobs.worker.ranks.node_connections import connect_to_leader, receive, send
+from jobs.worker.run_process import run_alone
 from jobs.worker.scratch import collect, no_scratch, outcomes_in
 from jobs.worker.servers import ForkServers
 from jobs.worker.torchrun import agent
 
 CONSEQUENCES_S = 3.0  # time for the other ranks to report after a rank has failed, in seconds
 LOOK_S = 0.5  # interval between checks for a failed rank, in seconds
+_NODE_LOST = failed(
+    Status.killed,
+    "NodeLost",
+    "the worker on another node of the job ended or lost its connection; see that node's log, "
+    "and submit the sweep again to repeat the run",
+)
 
 
 class Part:
     """The part of a run that this node executes, and the deadline until which the node waits.
+
+    Its processes and its scratch folder exist until the end of the `with` block. Raises OSError if
+    the folder cannot be created.
 
     At first, the deadline is the timeout of the run. When a rank fails, it moves to at most
     CONSEQUENCES_S later, in which the other ranks report their failures. torchrun alone would wait
@@ -39,16 +49,25 @@ class Part:
     """
 
     def __init__(self, server: ForkServer, request: Request, timeout_s: float):
-        self.request = request
         self._kills = oom_kills()
         self._report: NodeReport | None = None
         self._deadline = Deadline(timeout_s)
-        self.scratch = Path(request.scratch)
+        self.scratch = Path(tempfile.mkdtemp(prefix="run-"))
+        self.request = request.on(scratch=str(self.scratch))
         self.failed = False
-        self.child = server.start(agent, request, scratch=request.scratch)
+        function = run_alone if request.nproc_per_node is None else agent
+        # The server removes the folder if this worker is killed.
+        self.child = server.start(function, self.request, scratch=self.request.scratch)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.child.kill()
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
     def look(self) -> bool:
-        """Check whether a rank of this node has failed, and return whether time is left to wait."""
+        """Check whether a process here has failed, and return whether time is left to wait."""
         if any(not outcome.is_ok for outcome in outcomes_in(self.scratch)) or (
             self.child.ended and not self.report().is_ok
         ):
@@ -81,12 +100,6 @@ class Part:
         return str(json.loads(path.read_text()))
 
 
-def dismiss(followers: list[Connection]) -> None:
-    _tell(followers, Order(what="end"))
-    for connection in followers:
-        connection.close()
-
-
 def _tell(followers: Iterable[Connection], order: Order) -> None:
     for connection in followers:
         with suppress(OSError):  # `_report_of` tells that the connection is lost
@@ -94,55 +107,46 @@ def _tell(followers: Iterable[Connection], order: Order) -> None:
 
 
 def lead(part: Part, followers: list[Connection]) -> tuple[list[NodeReport], bool]:
-    """Execute a run with several ranks on all nodes of the job. Node 0 calls this function.
+    """Execute a run on all nodes of the job. Node 0 calls this function.
 
-    On each node, a torchrun agent starts the ranks. If a rank fails, or if the run reaches its
-    timeout, the ranks of all nodes are stopped. `followers` are the workers of the other nodes.
-    Returns the reports of all nodes, node 0 first, and whether the run reached its timeout.
+    If the run has ranks, a torchrun agent on each node starts them. If a rank fails, or if the run
+    reaches its timeout, the ranks of all nodes are stopped. `followers` are the workers of the
+    other nodes. Returns the reports of all nodes, node 0 first, and whether the run reached its
+    timeout.
     """
     request = part.request
-    try:
-        waiting: list[Connection] = []  # nodes that have not reported
-        if followers and (endpoint := part.endpoint()):
-            waiting = list(followers)
-            _tell(waiting, Order(what="run", request=request.on(endpoint=endpoint)))
-        reports: list[NodeReport] = []
-        while (waiting or not part.child.ended) and part.look():
-            for one in part.ready(waiting):
-                report = _report_of(one, request.token)
-                if report is None:
-                    continue
-                waiting.remove(one)
-                reports.append(report)
-                if not report.is_ok:
-                    part.note_failure()
-        expired = bool(waiting or not part.child.ended) and not part.failed
-        _tell(waiting, Order(what="stacks" if expired else "stop"))
-        if expired and not part.child.ended:
-            part.child.stacks(part.scratch)
-        own = part.report()
-        return [own, *reports, *(_last_word(one, request.token) for one in waiting)], expired
-    finally:
-        part.child.kill()
+    waiting: list[Connection] = []  # nodes that have not reported
+    if followers and (endpoint := part.endpoint()):
+        waiting = list(followers)
+        _tell(waiting, Order(request=request.on(endpoint=endpoint)))
+    reports: list[NodeReport] = []
+    while (waiting or not part.child.ended) and part.look():
+        for one in part.ready(waiting):
+            report = _report_of(one)
+            waiting.remove(one)
+            reports.append(report)
+            if not report.is_ok:
+                part.note_failure()
+    expired = bool(waiting or not part.child.ended) and not part.failed
+    _tell(waiting, Order(stacks=expired))
+    if expired and not part.child.ended:
+        part.child.stacks()
+    own = part.report()
+    return [own, *reports, *map(_last_word, waiting)], expired
 
 
-def _report_of(connection: Connection, token: str) -> NodeReport | None:
-    """Receive the report of another node, or its loss. None if about an earlier attempt."""
+def _report_of(connection: Connection) -> NodeReport:
+    """Receive the report of another node, or report that the node is lost."""
     try:
-        report = receive(connection, NodeReport)
+        return receive(connection, NodeReport)
     except ConnectionError:
-        return NodeReport(token=token, lost="NodeLost")
-    return report if report.token == token else None
+        return NodeReport(unable=_NODE_LOST)
 
 
-def _last_word(connection: Connection, token: str) -> NodeReport:
-    """Receive the report of a node that was ordered to stop. Without an answer, it is empty."""
-    deadline = time.monotonic() + EXIT_S + 5
-    while connection.poll(max(0.0, deadline - time.monotonic())):
-        report = _report_of(connection, token)
-        if report is not None:
-            return report
-    return NodeReport(token=token)
+def _last_word(connection: Connection) -> NodeReport:
+    """Receive the report of a node that was ordered to stop. One that is silent is lost."""
+    answers = wait_for([connection], EXIT_S + 5)
+    return _report_of(connection) if answers else NodeReport(unable=_NODE_LOST)
 
 
 def follow(
@@ -158,45 +162,32 @@ def follow(
     """
     leader = connect_to_leader(rendezvous_file)
     servers.get()  # import modules while the leader prepares the first run
-    with suppress(OSError):  # the leader has exited, which ends the job
-        while (order := receive(leader, Order)).what != "end":
-            if order.request is None:
+    with suppress(OSError):  # the leader has closed the connection, so the job is over
+        while True:
+            request = receive(leader, Order).request
+            if request is None:
                 continue  # an order to stop that arrived after this node's report was sent
-            request = order.request
+            log = job_folder / f"{Path(request.log or '').stem}.node{node_rank}.log"
+            mine = request.on(node_rank=node_rank, gpus=servers.gpus, log=request.log and str(log))
             if unsupported is not None:
                 rank = node_rank * (request.nproc_per_node or 1)
-                outcome = failed(Status.unsupported, "Unsupported", unsupported)
-                mine = outcome.model_copy(update={"rank": rank})
-                send(leader, NodeReport(token=request.token, outcomes=[mine]))
-                continue
-            server = servers.get(request.checkout)
-            try:
-                scratch = tempfile.mkdtemp(prefix="run-")
-            except OSError as error:  # this node goes on, so that the run gets the true cause
-                send(leader, NodeReport(token=request.token, undelivered=no_scratch(error)))
-                continue
-            log = job_folder / f"{Path(request.log or '').stem}.node{node_rank}.log"
-            part = request.on(
-                scratch=scratch,
-                node_rank=node_rank,
-                gpus=servers.gpus,
-                log=request.log and str(log),
-            )
-            try:
-                send(leader, _run_here(server, part, leader))
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
+                unable = failed(Status.unsupported, "Unsupported", unsupported, rank=rank)
+                report = NodeReport(unable=unable)
+            else:
+                report = _run_here(servers.get(request.checkout), mine, leader)
+            send(leader, report)
 
 
 def _run_here(server: ForkServer, request: Request, leader: Connection) -> NodeReport:
     """Execute this node's part of a run, until its ranks have ended or the leader stops them."""
-    part = Part(server, request, float("inf"))  # the leader enforces the timeout
     try:
+        part = Part(server, request, float("inf"))  # the leader enforces the timeout
+    except OSError as error:  # this node goes on, so that the run gets the true cause
+        return NodeReport(unable=no_scratch(error))
+    with part:
         while not part.child.ended and part.look():
             if part.ready([leader]):
-                if receive(leader, Order).what == "stacks":
-                    part.child.stacks(part.scratch)
+                if receive(leader, Order).stacks:
+                    part.child.stacks()
                 break
         return part.report()
-    finally:
-        part.child.kill()

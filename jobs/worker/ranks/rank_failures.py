@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jobs.status import Status
 from jobs.worker.messages import NodeReport, Outcome
-from jobs.worker.outcome import LOST, died, failed, scratch_failed, timed_out
+from jobs.worker.outcome import died, failed, timed_out
 
 
 class Cause(IntEnum):
@@ -35,7 +35,7 @@ def outcome_of_ranks(
     """Return the outcome of a run with several ranks, by the first condition that holds:
 
     - All ranks are ok: the outcomes of the ranks are merged.
-    - A node or its fork server was lost, or a scratch folder cannot be written: killed.
+    - A node was unable to execute or report its part: the outcome is what it says.
     - The run reached its timeout, and no rank failed by itself: timeout.
     - A rank failed: the outcome is that of the rank with the lowest `Cause`, then the earliest.
     - Otherwise torchrun itself failed, and the outcome is its error.
@@ -46,10 +46,8 @@ def outcome_of_ranks(
     if len(outcomes) == world_size and all(outcome.is_ok for outcome in outcomes):
         return merge_ranks(outcomes)
     for node in nodes:
-        if node.lost:
-            return failed(Status.killed, node.lost, LOST[node.lost])
-        if node.undelivered:
-            return scratch_failed(node.undelivered)
+        if node.unable is not None:
+            return node.unable
     stacks = "\n\n".join(node.stacks for node in nodes if node.stacks)
     raised = (
         Failed(Cause.lost_peer if o.lost_peer else Cause.raised, o.ended_at, o.rank, o)

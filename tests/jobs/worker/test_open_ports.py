@@ -69,8 +69,8 @@ def test_a_stranger_keeps_no_worker_out_and_one_with_the_secret_executes_nothing
         with pytest.raises(ConnectionRefusedError):  # all workers have connected
             connect(address)
         with connection, follower:
-            send(connection, Order(what="end"))
-            assert receive(follower, Order).what == "end"
+            send(connection, Order(stacks=True))
+            assert receive(follower, Order).stacks
             follower.send(Bomb(tmp_path / "bomb"))  # a pickle
             with pytest.raises(ConnectionError):
                 receive(connection, Order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from jobs.results.manifest import Executor
 from jobs.results.record import Failure, Record
 from jobs.status import Status
 from jobs.worker.messages import AgentReport, NodeReport, Outcome, RankFailure
+from jobs.worker.ranks import nodes
 from jobs.worker.ranks.rank_failures import outcome_of_ranks
+from jobs.worker.scratch import no_scratch
 from tests.jobs.harness import (
     PATIENCE_S,
     artifacts_of,
@@ -135,12 +138,20 @@ def test_a_node_with_too_few_gpus_says_so(tmp_path: Path) -> None:
     assert "needs 1 GPU per node, but 0 GPUs visible" in record.failure.message
 
 
+def test_a_node_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise all later runs of the job would wait for it until their timeouts."""
+    monkeypatch.setattr(nodes, "EXIT_S", -5.0)
+    leader, follower = Pipe()
+    with leader, follower:
+        assert nodes._last_word(leader).unable.failure.type == "NodeLost"
+
+
 # ---- the verdict ---------------------------------------------------------------------------------
 
 
 def node(ranks: list[Outcome], failures: list[tuple[int, int]], **more: Any) -> NodeReport:
     ended = [RankFailure(rank=rank, exit_code=code, at=100) for rank, code in failures]
-    given = {"token": "t", "agent": AgentReport(failures=ended), "outcomes": ranks} | more
+    given = {"agent": AgentReport(failures=ended), "outcomes": ranks} | more
     return NodeReport(**given)
 
 
@@ -157,6 +168,7 @@ def left(rank: int, ended_at: float, by_another: bool = False) -> Outcome:
 OK = Outcome(status=Status.ok, measuring=1.0, measurements={"samples_ms": {"a": [1.0]}})
 NOTHING = OK.model_copy(update={"rank": 1, "measurements": {}})
 LOST_PEER = node([left(0, 49.0, True)], [(0, 1)])
+FULL = no_scratch(OSError("the disk is full"))
 CUT = node([], [], agent=None)  # a node on which the timeout ended the agent
 
 
@@ -174,7 +186,7 @@ CUT = node([], [], agent=None)  # a node on which the timeout ended the agent
         ([node([], [], agent=None, exit_code=-9)], False, "killed", None),
         ([node([OK, NOTHING], [])], False, "error", 1),
         # the temporary folder of one node is full, so its ranks could not report
-        ([LOST_PEER, node([], [(1, 1)], undelivered="full")], False, "killed", None),
+        ([LOST_PEER, node([], [(1, 1)], unable=FULL)], False, "killed", None),
         # at the timeout: rank 1 lost the rank that was killed, was ended, or raised by itself
         ([CUT, node([left(1, 50.0, True)], [(1, 1)])], True, "timeout", None),
         ([CUT, node([], [(1, -15)])], True, "timeout", None),
