@@ -108,11 +108,11 @@ def test_two_nodes_of_two_processes(scenarios: Scenarios, fifos: dict[str, Fifo]
     """
     scenario, bomb = scenarios["nodes"], scenarios.folder / "bomb"
     scenario.wait_until_executing()
-    rank, _ = fifos["attacked"].pids()
+    fifos["attacked"].pids()
     leader, follower = (worker_pid(scenario, node_rank) for node_rank in (0, 1))
     (address,) = {address for address, _ in listening(leader) | listening(follower)}
     assert address in scenario.cluster.nodes
-    attack(rank, bomb)
+    attack(fifos["attacked"], bomb)
     fifos["attacked"].release()
     pids = fifos["lost"].pids()
     assert not bomb.exists()
