@@ -19,7 +19,7 @@ from jobs.block import Block, TaskKey
 from jobs.code import git
 from jobs.code.measured_files import is_project
 from jobs.code.state import repository_root
-from jobs.errors import CommandError, InputError, Problem
+from jobs.errors import CommandError, InputError, Problem, shown
 from jobs.formatting import counted
 from jobs.launch import snapshot
 from jobs.launch.against import OtherCode, require_benchmarks, with_other_code
@@ -71,6 +71,7 @@ class Prepared:
     failed_before: list[Record]  # records of the tasks in `done` that failed
     in_flight: set[TaskKey]  # skipped because they are queued or running in earlier submissions
     unknown: int  # number of tasks in `in_flight` of which Slurm does not know the state
+    queue: str  # process that executes runs of this folder without Slurm; empty if there is none
     # False if there are no jobs, and the folder already has these runs, tables and plots.
     is_new: bool
     notes: list[str]  # remarks for the user, one line each
@@ -172,7 +173,17 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         why = "; ".join(sorted({unknown[key] for key in flying}))
         which = f"{counted(len(flying), 'run')} may be queued or running ({why})"
         notes.append(f"{which}; --repeat-unknown submits them again")
-    return Prepared(manifest, expansion, done, failed, in_flight, len(flying), is_new, notes)
+    plan = (manifest, expansion, done, failed, in_flight, len(flying), _queue(seen), is_new, notes)
+    return Prepared(*plan)
+
+
+def _queue(seen: Observation) -> str:
+    """Return the process, here or on another host, that executes runs of the folder. "": none."""
+    for manifest in seen.manifests:
+        process, states = manifest.process, seen.job_states[manifest.id].values()
+        if process is not None and any(job.status.is_live for job in states):
+            return f"process {process.pid} on {process.host}: {shown(manifest.command, 1000)}"
+    return ""
 
 
 def _untracked_note(runs: Iterable[Run]) -> list[str]:
