@@ -26,7 +26,7 @@ from jobs.sweep.load import LoadedSweep
 from jobs.sweep.strict_yaml import Document
 
 
-def start(prepared: Prepared, options: Options, lock: SubmitLock) -> list[Record]:
+def start(prepared: Prepared, lock: SubmitLock) -> list[Record]:
     """Start a planned submission, and return its records. For Slurm, there are none yet.
 
     Its copies of code and its manifest are written first, unless there are no jobs and the folder
@@ -38,7 +38,7 @@ def start(prepared: Prepared, options: Options, lock: SubmitLock) -> list[Record
         ResultsUnwritable: if a local or debug submission cannot write its records.
         KeyboardInterrupt: if a local or debug submission was interrupted.
     """
-    manifest = prepared.manifest
+    manifest, options = prepared.manifest, prepared.options
     if options.executor is Executor.slurm:
         from jobs.launch import slurm_executor
 
