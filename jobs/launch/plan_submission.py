@@ -188,8 +188,10 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         why = "; ".join(sorted({unknown[key] for key in flying}))
         which = f"{counted(len(flying), 'run')} may be queued or running ({why})"
         notes.append(f"{which}; --repeat-unknown submits them again")
-    skipped = (done, failed, in_flight, len(flying))
-    return Prepared(options, manifest, expansion, *skipped, _queue(seen), is_new, notes)
+    queue, unsure = _queue(seen), len(flying)
+    return Prepared(
+        options, manifest, expansion, done, failed, in_flight, unsure, queue, is_new, notes
+    )
 
 
 def _queue(seen: Observation) -> str:
