@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from jobs.launch.lock import QueueLock, SubmitLock
+from jobs.launch.lock import SubmitLock
 from jobs.results.heartbeat import HEARTBEAT
 from jobs.results.latest import NOT_SEARCHED
 from jobs.results.slurm_job_states import ENDED, REFUSAL
@@ -100,7 +100,7 @@ def test_every_file_of_a_results_folder_is_documented() -> None:
     page = (DOCS / "results_folders.md").read_text()
     table = page.partition("## Files of a results folder\n")[2].partition("\n## ")[0]
     in_submission = (HEARTBEAT, ENDED, REFUSAL, STATE, END)
-    names = [*NOT_SEARCHED, SubmitLock.NAME, QueueLock.NAME, "manifest.json", "handles.json"]
+    names = [*NOT_SEARCHED, SubmitLock.NAME, "manifest.json", "handles.json"]
     names += [*in_submission, "worker.log", "cannot-write-", "slurm/", "logs/.latest.json"]
     assert [name for name in names if name not in table] == []
 

@@ -94,4 +94,4 @@ def _retry(
         if lock is None:
             preview(prepared, f"settings of submission {manifest.id}", False)
             return 0
-        return start(prepared, options, lock) if tasks else 0
+        return start(prepared, lock) if tasks else 0

@@ -45,19 +45,19 @@ def locked(options: Options) -> Iterator[SubmitLock]:
         raise CommandError(f"{where}: {error.strerror or error}") from None
 
 
-def start(prepared: Prepared, options: Options, lock: SubmitLock) -> int:
+def start(prepared: Prepared, lock: SubmitLock) -> int:
     """Start a planned submission, and print a summary and the commands that show its results.
 
     Returns the exit code of the command, see `submit`.
     """
     manifest = prepared.manifest
-    _show_skipped(prepared, options)
+    _show_skipped(prepared)
     if not manifest.jobs and not prepared.in_flight and not prepared.done:
         fail("nothing to run: the sweep has no runs")
     if not manifest.jobs and prepared.unknown:
         fail("nothing to submit, but the state of some runs is unknown (see above)")
     try:
-        records = [r for r in _execute(prepared, options, lock) if not is_thrown_away(r)]
+        records = [r for r in _execute(prepared, lock) if not is_thrown_away(r)]
     except KeyboardInterrupt:
         _report_interrupt(manifest)
         return 130
@@ -65,7 +65,7 @@ def start(prepared: Prepared, options: Options, lock: SubmitLock) -> int:
         here = relative(manifest.folder)
         print(f"nothing to submit; results are in {here}. --force executes all runs again")
     reports = ("compare", "tables") if manifest.blocks else ("tables",)
-    if options.executor is not Executor.slurm:
+    if manifest.executor is not Executor.slurm:
         return _report_here(prepared, records, reports)
     if not manifest.jobs:
         _follow_up(manifest, "status", *reports)
@@ -78,21 +78,21 @@ def start(prepared: Prepared, options: Options, lock: SubmitLock) -> int:
     return 0
 
 
-def _execute(prepared: Prepared, options: Options, lock: SubmitLock) -> list[Record]:
+def _execute(prepared: Prepared, lock: SubmitLock) -> list[Record]:
     """Start the jobs. Runs on this machine continue if the reader of the output exits."""
     from jobs.launch import submission  # imports much that a dry run does not need
 
-    if options.executor is Executor.slurm:
-        return submission.start(prepared, options, lock)
+    if prepared.manifest.executor is Executor.slurm:
+        return submission.start(prepared, lock)
     folder = shlex.quote(str(relative(prepared.manifest.folder)))
     told = "note: the output cannot be written, the runs continue; to see their states, run:"
     with outliving_output(f"{told}\n  python -m jobs status {folder}"):
-        return submission.start(prepared, options, lock)
+        return submission.start(prepared, lock)
 
 
-def _show_skipped(prepared: Prepared, options: Options) -> None:
+def _show_skipped(prepared: Prepared) -> None:
     before = prepared.failed_before
-    if options.only is None:
+    if prepared.options.only is None:
         if kept := len(prepared.done) - len(before):
             print(f"skipping {counted(kept, 'run')} with a result")
         if before:

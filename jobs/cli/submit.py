@@ -213,5 +213,5 @@ def submit(
         preview(plan(loaded, options, str(sweep)), cluster_settings, sbatch)
         return
     with locked(options) as lock:
-        code = start(plan(loaded, options, str(sweep)), options, lock)
+        code = start(plan(loaded, options, str(sweep)), lock)
     raise SystemExit(code)

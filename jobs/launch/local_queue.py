@@ -23,7 +23,7 @@ from jobs import provenance
 from jobs.block import TaskKey
 from jobs.formatting import counted
 from jobs.launch.gpu_claims import POLL_S, WAITS, Claims, claim, release
-from jobs.launch.packing import is_possible
+from jobs.launch.packing import is_possible, most_beside
 from jobs.launch.progress import QueueProgress
 from jobs.launch.signals import noted_signals
 from jobs.launch.snapshot import surroundings
@@ -120,15 +120,9 @@ class LocalQueue:
                 self.progress.show(WAITS, "yellow")
 
     def _fits(self, job: Job) -> bool:
-        gpus = self._gpus(job)
-        running = [one.job for one in self.running]
-        if any(one.shape.exclusive for one in [job, *running]):
-            return not running
-        if self.parallel is not None:
-            return len(self.running) < self.parallel and gpus <= len(self.free)
-        if not gpus or any(not self._gpus(one) for one in running):
-            return not running
-        return gpus <= len(self.free)
+        together = [job, *(one.job for one in self.running)]
+        most = min(most_beside(one.shape, self.total, self.parallel) for one in together)
+        return len(together) <= most and self._gpus(job) <= len(self.free)
 
     def _start(self, job: Job, claims: Claims, restarts: int = 0) -> None:
         cwd, environment = surroundings(self.manifest)

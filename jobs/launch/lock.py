@@ -1,12 +1,11 @@
-"""Locks of a results folder: files that name their holder.
+"""Lock of a results folder: a file that names its holder.
 
-`submit.lock` is held while a submission is planned, until the ids of all its jobs are saved: of two
-at the same time, both would submit the same runs. `queue.lock` is held while a local queue or a
-debug run executes: two would disturb each other's timings.
+It is held while a submission is planned, until the ids of all its jobs are saved: of two at the
+same time, both would submit the same runs.
 
-A lock is created with a hard link, which is atomic on network file systems, too. A thread updates
-the time of the file. The lock of a holder on this host that has ended is taken over at once, that
-of a holder on another host when the file has become old.
+It is created with a hard link, which is atomic on network file systems, too. A thread updates the
+time of the file. The lock of a holder on this host that has ended is taken over at once, that of a
+holder on another host when the file has become old.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from jobs.errors import CommandError, shown
 from jobs.processes import ProcessHandle, command_line
-from jobs.results.heartbeat import BEAT_S, DEAD_S
+from jobs.results.heartbeat import BEAT_S
 from jobs.whole_files import age_s
 
 
 class FolderInUse(CommandError):
-    """Raised if another process submits to the same results folder or runs its jobs."""
+    """Raised if another process submits to the same results folder."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ _HOLDER = TypeAdapter(_Holder)
 _UNKNOWN = _Holder("", ProcessHandle(0, None, ""), "", "")
 
 
-class Lock:
+class SubmitLock:
     """Lock of a results folder, for a `with` statement.
 
     The folder is created if it does not exist, and removed again if it is empty at the end. If
@@ -62,9 +61,10 @@ class Lock:
     effect.
     """
 
-    NAME: str  # of the file
-    STALE_S: float  # age at which a lock that another host holds is taken over, in seconds
-    ADVICE: str  # what the user can do if another process holds the lock
+    NAME = "submit.lock"
+    # Age at which a lock that another host holds is taken over, in seconds. It is long, because a
+    # suspended process still submits when it continues.
+    STALE_S = 600.0
 
     def __init__(self, folder: Path, force: bool = False):
         self._path = folder / self.NAME
@@ -88,7 +88,7 @@ class Lock:
             raise
         else:
             self._held = True
-            # A thread, because submitting, or a run of a debug submission, may take hours.
+            # A thread, because sbatch may take minutes.
             threading.Thread(target=self._beat, name=self.NAME, daemon=True).start()
         return self
 
@@ -113,8 +113,11 @@ class Lock:
                 continue
             here = other.token and other.process.is_on_this_host
             if other.process.is_running if here else age_s(path) <= self.STALE_S:
-                it = f"{path.parent} is in use by {other}; {self.ADVICE}; it holds {path}"
-                raise FolderInUse(it if here else f"{it}; if it no longer exists, remove this file")
+                gone = "" if here else "; if it no longer exists, remove this file"
+                raise FolderInUse(
+                    f"{path.parent} is in use by {other}; repeat the command when it has ended, or "
+                    f"use --force to execute all runs in both submissions; it holds {path}{gone}"
+                )
             # Only the holder of this second lock may remove a file with this token. So of two
             # processes that find the same file, none removes that of the other one.
             permit = path.with_name(f"{path.name}.{other.token}")
@@ -140,24 +143,6 @@ class Lock:
         if self._created:
             with suppress(OSError):  # not empty
                 self._path.parent.rmdir()
-
-
-class SubmitLock(Lock):
-    NAME = "submit.lock"
-    STALE_S = 600.0  # long, because a suspended process still submits when it continues
-    ADVICE = (
-        "repeat the command when it has ended, or use --force to execute all runs in both "
-        "submissions"
-    )
-
-
-class QueueLock(Lock):
-    NAME = "queue.lock"
-    STALE_S = DEAD_S  # then its runs count as killed
-    ADVICE = (
-        "wait until it has ended, or stop it with `python -m jobs cancel`, or use --force to "
-        "execute all runs in both"
-    )
 
 
 def _create(path: Path, text: str) -> bool:

@@ -108,12 +108,19 @@ def local_slots(shape: Shape, gpus: int, parallel: int | None) -> int:
     """Return how many jobs of a `Shape` the local queue runs at once, on a machine with GPUs."""
     if not is_possible(shape, gpus):
         return 0
+    most = most_beside(shape, gpus, parallel)
+    return min(most, gpus // shape.gpus_per_node) if shape.gpus_per_node else most
+
+
+def most_beside(shape: Shape, gpus: int, parallel: int | None) -> int:
+    """Return how many jobs the local queue runs at once while one of them has a `Shape`.
+
+    Jobs beside one that has no GPUs would disturb its timings, so the user must allow them.
+    """
     if shape.exclusive:
         return 1
-    if not shape.gpus_per_node:
-        return parallel or 1
-    fit = gpus // shape.gpus_per_node
-    return fit if parallel is None else min(fit, parallel)
+    has_gpus = shape.gpus_per_node > 0 and is_possible(shape, gpus)
+    return parallel or (gpus if has_gpus else 1)
 
 
 def is_possible(shape: Shape, gpus: int) -> bool:

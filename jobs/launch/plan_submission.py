@@ -19,7 +19,7 @@ from jobs.block import Block, TaskKey
 from jobs.code import git
 from jobs.code.measured_files import is_project
 from jobs.code.state import repository_root
-from jobs.errors import CommandError, InputError, Problem
+from jobs.errors import CommandError, InputError, Problem, shown
 from jobs.formatting import counted
 from jobs.launch import snapshot
 from jobs.launch.against import OtherCode, require_benchmarks, with_other_code
@@ -27,7 +27,7 @@ from jobs.launch.expected_time import mean_times
 from jobs.launch.packing import local_slots, pack, too_short
 from jobs.launch.protection import weakness
 from jobs.launch.ranks import require_ranks, unlike_gpus
-from jobs.launch.resume import Counts, split_done, split_rounds
+from jobs.launch.resume import Counts, split
 from jobs.processes import command_line
 from jobs.results.counting import best, is_trial
 from jobs.results.judgements import Judgement
@@ -65,12 +65,14 @@ class Options:
 class Prepared:
     """A submission that is planned but not started, and what it skips."""
 
+    options: Options
     manifest: Manifest
     expansion: Expansion
     done: list[TaskKey]  # skipped because of earlier records
     failed_before: list[Record]  # records of the tasks in `done` that failed
     in_flight: set[TaskKey]  # skipped because they are queued or running in earlier submissions
     unknown: int  # number of tasks in `in_flight` of which Slurm does not know the state
+    queue: str  # process that executes runs of this folder without Slurm; empty if there is none
     # False if there are no jobs, and the folder already has these runs, tables and plots.
     is_new: bool
     notes: list[str]  # remarks for the user, one line each
@@ -112,14 +114,28 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         live -= unknown.keys()
     same_device = _same_device(options.executor, sweep, runs, seen)
     now = source_hashes(expansion.runs)
-    older = {id(record) for record in records if is_stale(record, now)}
-    ignored = set() if options.keep_stale else older
+
+    def is_usable(record: Record) -> bool:
+        return options.keep_stale or not is_stale(record, now)
 
     def counts(record: Record) -> bool:
-        return id(record) not in ignored and same_device(record)
+        return is_usable(record) and same_device(record)
 
-    decided = _decided(expansion.blocks, sweep, seen.judgements)
-    todo, done, in_flight = _split(expansion, sweep, records, live, counts, options, decided)
+    paired = {run for block in expansion.blocks for run in block.runs}
+    # Each run once before any is repeated. A slow change of the machine then affects all equally.
+    alone = [(run, n) for n in range(sweep.repeats) for run in runs if run not in paired]
+    groups, done, in_flight = split(
+        alone,
+        expansion.blocks,
+        [] if options.force else records,
+        counts,
+        live,
+        _decided(expansion.blocks, sweep, seen.judgements),
+        options.retry_failed,
+    )
+    if options.only is not None:
+        groups = [group for group in groups if not options.only.isdisjoint(group)]
+    todo = [task for group in groups for task in group]
     outcome = best(filter(counts, records), lambda record: (record.run, record.repeat))
     before = [outcome[task] for task in done]
     wanted = [runs[run] for run in dict.fromkeys(run for run, _ in todo)]
@@ -146,11 +162,11 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         checkouts={other.name: other.planned(folder)} if other is not None else {},
         keep_stale=options.keep_stale,
     )
-    notes += [*map(str, seen.bad_lines), *_stale_notes(records, older, todo, done, options)]
+    notes += [*map(str, seen.bad_lines), *_stale_notes(records, now, todo, done, options)]
     notes += unlike_gpus(wanted)
     if options.executor is Executor.slurm:
         notes += too_short(manifest.jobs, manifest.runs)
-        notes += [] if options.force else _measured_before(records, todo, ignored)
+        notes += [] if options.force else _measured_before(filter(is_usable, records), todo)
     else:
         notes += _without_gpus(wanted, sweep_path)
     if (options.snapshot or other is not None) and (how := weakness(folder)):
@@ -172,7 +188,19 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         why = "; ".join(sorted({unknown[key] for key in flying}))
         which = f"{counted(len(flying), 'run')} may be queued or running ({why})"
         notes.append(f"{which}; --repeat-unknown submits them again")
-    return Prepared(manifest, expansion, done, failed, in_flight, len(flying), is_new, notes)
+    queue, unsure = _queue(seen), len(flying)
+    return Prepared(
+        options, manifest, expansion, done, failed, in_flight, unsure, queue, is_new, notes
+    )
+
+
+def _queue(seen: Observation) -> str:
+    """Return the process, here or on another host, that executes runs of the folder. "": none."""
+    for manifest in seen.manifests:
+        process, states = manifest.process, seen.job_states[manifest.id].values()
+        if process is not None and any(job.status.is_live for job in states):
+            return f"process {process.pid} on {process.host}: {shown(manifest.command, 1000)}"
+    return ""
 
 
 def _untracked_note(runs: Iterable[Run]) -> list[str]:
@@ -219,52 +247,18 @@ def _decided(
     }
 
 
-def _split(
-    expansion: Expansion,
-    sweep: Sweep,
-    records: list[Record],
-    live: set[TaskKey],
-    counts: Counts,
-    options: Options,
-    decided: Mapping[str, int],
-) -> tuple[list[TaskKey], list[TaskKey], set[TaskKey]]:
-    """Return the tasks to execute, those that are done, and those that are `live`.
-
-    A round of a block is executed as a whole, or not at all. A block with a live task is not
-    executed.
-    """
-    paired = {run for block in expansion.blocks for run in block.runs}
-    alone = [run.id for run in expansion.runs if run.id not in paired]
-    # Each run once before any is repeated. A slow change of the machine then affects all equally.
-    tasks = [(run, repeat) for repeat in range(sweep.repeats) for run in alone]
-    free = [block for block in expansion.blocks if live.isdisjoint(block.all_tasks())]
-    busy = [block for block in expansion.blocks if not live.isdisjoint(block.all_tasks())]
-    flying = live & set(tasks) | {task for block in busy for task in block.all_tasks()}
-    how = ([] if options.force else records, counts, options.retry_failed)
-    single, done = split_done(tasks, *how)
-    rounds, done_in_rounds = split_rounds(free, *how, decided)
-    todo = [
-        task
-        for together in [*([task] for task in single), *rounds]
-        if options.only is None or not options.only.isdisjoint(together)
-        if not flying.issuperset(together)
-        for task in together
-    ]
-    return todo, done + done_in_rounds, flying
-
-
 def _stale_notes(
     records: list[Record],
-    older: set[int],
+    now: Mapping[str, str | None],
     todo: list[TaskKey],
     done: list[TaskKey],
     options: Options,
 ) -> list[str]:
-    """Return a note on the results of older code, whose identities are in `older`."""
+    """Return a note on the results of older code. `now` has the hash of the code of each run."""
     # A later record of the same task comes later in the list.
     latest = {(r.run, r.repeat): r for r in records if r.status == "ok" and not is_trial(r)}
     tasks = done if options.keep_stale else todo
-    found = [latest[task] for task in tasks if task in latest and id(latest[task]) in older]
+    found = [latest[task] for task in tasks if task in latest and is_stale(latest[task], now)]
     if not found or options.force:
         return []
     count, which = counted(len(found), "result"), without_hash(found)
@@ -274,14 +268,13 @@ def _stale_notes(
     return [f"{count} of older code{which} measured again; --keep-stale keeps {them}"]
 
 
-def _measured_before(records: list[Record], todo: list[TaskKey], ignored: set[int]) -> list[str]:
+def _measured_before(records: Iterable[Record], todo: list[TaskKey]) -> list[str]:
     """Return a note on tasks that have results of a device that Slurm may choose for them."""
     asked = set(todo)
     found = [
         record
         for record in records
-        if (record.run, record.repeat) in asked and record.status == "ok"
-        if id(record) not in ignored and not is_trial(record)
+        if (record.run, record.repeat) in asked and record.status == "ok" and not is_trial(record)
     ]
     if not found:
         return []

@@ -1,8 +1,8 @@
-"""Decide which runs a submission executes and which it skips because of earlier records."""
+"""Decide which tasks a submission executes, and which it skips as done, queued or running."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from jobs.block import Block, TaskKey
 from jobs.results.counting import complete_rounds, is_done, is_done_in_round
@@ -12,41 +12,47 @@ from jobs.results.record import Record
 Counts = Callable[[Record], bool]
 
 
-def split_done(
-    tasks: list[TaskKey], records: Iterable[Record], counts: Counts, retry_failed: bool = False
-) -> tuple[list[TaskKey], list[TaskKey]]:
-    """Split tasks into those to execute and those that are done, see `counting.is_done`."""
-    history: dict[TaskKey, list[Record]] = {}
-    for record in filter(counts, records):
-        history.setdefault((record.run, record.repeat), []).append(record)
-    todo: list[TaskKey] = []
-    done: list[TaskKey] = []
-    for task in tasks:
-        attempts = sorted(history.get(task, []), key=lambda record: record.finished_at)
-        (done if is_done(attempts, retry_failed) else todo).append(task)
-    return todo, done
-
-
-def split_rounds(
-    blocks: Iterable[Block],
-    records: Iterable[Record],
+def split(
+    alone: list[TaskKey],
+    blocks: list[Block],
+    records: list[Record],
     counts: Counts,
-    retry_failed: bool,
+    live: set[TaskKey],
     decided: Mapping[str, int],
-) -> tuple[list[list[TaskKey]], list[TaskKey]]:
-    """Split the rounds of blocks into those to execute, and the tasks of those that are done.
+    retry_failed: bool,
+) -> tuple[list[list[TaskKey]], list[TaskKey], set[TaskKey]]:
+    """Return the tasks to execute, those that are done, and those in flight.
 
-    A round is done if all its tasks are, in the latest whole execution of the round. Otherwise the
-    whole round is executed again. `decided` has the numbers of rounds after which blocks were
-    decided, by id. If a block has as many that are done, its others are left out.
+    Tasks to execute are in lists of those that are executed together: one task that is `alone`, or
+    a round of a block. A round is done if all its tasks are, in its latest whole execution. A block
+    with a task in flight is not executed.
+
+    Args:
+        records: of earlier submissions; those of which `counts` is true can make a task done.
+        live: the tasks that are queued or running.
+        decided: after how many rounds blocks were decided, by id. If a block has as many that are
+            done, its others are left out.
     """
+    attempts: dict[TaskKey, list[Record]] = {}
     of_block: dict[str, list[Record]] = {}
     for record in records:
+        if counts(record):
+            attempts.setdefault((record.run, record.repeat), []).append(record)
         if record.block is not None:
             of_block.setdefault(record.block.id, []).append(record)
     todo: list[list[TaskKey]] = []
     done: list[TaskKey] = []
+    in_flight = live.intersection(alone)
+    for task in alone:
+        ordered = sorted(attempts.get(task, []), key=lambda record: record.finished_at)
+        if is_done(ordered, retry_failed):
+            done.append(task)
+        elif task not in live:
+            todo.append([task])
     for block in blocks:
+        if not live.isdisjoint(block.all_tasks()):
+            in_flight.update(block.all_tasks())
+            continue
         complete = complete_rounds(
             block,
             of_block.get(block.id, ()),
@@ -58,4 +64,4 @@ def split_rounds(
                 done += block.tasks(round)
             elif not enough:
                 todo.append(block.tasks(round))
-    return todo, done
+    return todo, done, in_flight

@@ -10,7 +10,7 @@ from jobs.code.state import project_state
 from jobs.errors import CommandError
 from jobs.launch import snapshot
 from jobs.launch.gpu_claims import POLL_S, WAITS, claim, release
-from jobs.launch.lock import QueueLock, SubmitLock
+from jobs.launch.lock import SubmitLock
 from jobs.launch.plan_submission import Options, Prepared
 from jobs.launch.protection import protected
 from jobs.launch.signals import handled
@@ -26,18 +26,19 @@ from jobs.sweep.load import LoadedSweep
 from jobs.sweep.strict_yaml import Document
 
 
-def start(prepared: Prepared, options: Options, lock: SubmitLock) -> list[Record]:
+def start(prepared: Prepared, lock: SubmitLock) -> list[Record]:
     """Start a planned submission, and return its records. For Slurm, there are none yet.
 
     Its copies of code and its manifest are written first, unless there are no jobs and the folder
     already has what the manifest lists. The lock is released before jobs run on this machine.
 
     Raises:
-        CommandError: if the submission is not possible.
+        CommandError: if the submission is not possible, e.g. because a local queue or a debug run
+            executes in the folder: two would disturb each other's timings.
         ResultsUnwritable: if a local or debug submission cannot write its records.
         KeyboardInterrupt: if a local or debug submission was interrupted.
     """
-    manifest = prepared.manifest
+    manifest, options = prepared.manifest, prepared.options
     if options.executor is Executor.slurm:
         from jobs.launch import slurm_executor
 
@@ -61,18 +62,22 @@ def start(prepared: Prepared, options: Options, lock: SubmitLock) -> list[Record
             _write(manifest, options)
         note_accepted(manifest.folder)
         return []
-    with QueueLock(manifest.folder, options.force):
-        note_accepted(manifest.folder)
-        if not prepared.is_new:
-            return []
-        manifest, _ = _write(manifest, options)
-        with handled(signal.default_int_handler), runs_here(manifest):
-            lock.release()
-            if options.executor is Executor.debug:
-                return _debug(manifest)
-            from jobs.launch.local_queue import LocalQueue
+    if prepared.queue and not options.force:
+        raise CommandError(
+            f"{manifest.folder} is in use by {prepared.queue}; wait until it has ended, or stop it "
+            "with `python -m jobs cancel`, or use --force to execute all runs in both"
+        )
+    note_accepted(manifest.folder)
+    if not prepared.is_new:
+        return []
+    manifest, _ = _write(manifest, options)
+    with handled(signal.default_int_handler), runs_here(manifest):
+        lock.release()  # from here on, other submissions see that this one runs
+        if options.executor is Executor.debug:
+            return _debug(manifest)
+        from jobs.launch.local_queue import LocalQueue
 
-            return LocalQueue(manifest, options.parallel).run()
+        return LocalQueue(manifest, options.parallel).run()
 
 
 def _write(manifest: Manifest, options: Options) -> tuple[Manifest, str]:

@@ -119,27 +119,19 @@ class Scenario:
 
         self.cluster.wait_for(running, f"{self.name} to execute")
 
-    def warn(self, after: int = 0) -> None:
-        """Send the warning signal that precedes the end of a job, once a run executes."""
-        self.wait_until_executing(after)
-        (job,) = self.queue()
-        scancel = self.cluster.client("scancel", "--signal=USR2", job)
-        assert scancel.returncode == 0, scancel.stderr
 
+@dataclass
+class Scenarios:
+    """Makes the scenarios of a test, each with a name and a folder of its own."""
 
-class Scenarios(dict[str, Scenario]):
-    """Several scenarios by name, each in a separate folder."""
-
-    def __init__(self, cluster: SlurmCluster, folder: Path):
-        super().__init__()
-        self.cluster, self.folder = cluster, folder
+    cluster: SlurmCluster
+    folder: Path
 
     def new(self, name: str, **sweep: Any) -> Scenario:
         folder = self.folder / name
         folder.mkdir()
         sweep = {"name": name, "benchmark": BENCHMARK, "timeout_s": 200, **sweep}
-        self[name] = Scenario(self.cluster, folder, sweep)
-        return self[name]
+        return Scenario(self.cluster, folder, sweep)
 
     def submit(self, name: str, **sweep: Any) -> Scenario:
         scenario = self.new(name, **sweep)

@@ -55,7 +55,7 @@ def test_a_log_on_a_full_disk_is_not_the_fault_of_the_run(tmp_path: Path) -> Non
         ballast.touch()
         case = {"what": "print_to_full_disk", "path": str(ballast)}
         sweep = write_sweep(tmp_path, [{"what": "ok"}, case, {"what": "ok", "tag": 1}])
-        done = call("jobs.submit", sweep, "--local", "--out", out)
+        done = run("jobs.submit", sweep, "--local", "--out", out)  # its end cannot be written
         assert done.returncode == 1 and "2 ok, 1 killed" in done.stdout
         found = [(r.params["what"], r.status) for r in records(out)]
         assert found == [("ok", "ok"), ("print_to_full_disk", "killed"), ("ok", "ok")]

@@ -9,6 +9,7 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,35 +54,45 @@ def belongs_to(submission: Manifest, pid: int, host: str, **more: str) -> None:
     (submission.path / "handles.json").write_text(json.dumps({"0": handle}))
 
 
+ELSEWHERE = {"pid": 1, "host": "elsewhere"}
+# Here, another process has its pid, or none.
+CONTAINER = {"pid": 2**22 + 1, "host": os.uname().nodename, "pids": "of a container"}
+
+
 @pytest.mark.parametrize(
-    ("beats", "age_s", "state"),
+    ("process", "beats", "age_s", "state"),
     [
-        (True, 60, "queued"),
-        (True, 300, "killed"),
-        (False, 60, "queued"),  # it has just started
-        (False, 300, "killed"),
+        (ELSEWHERE, True, 60, "queued"),
+        (ELSEWHERE, True, 300, "killed"),
+        (ELSEWHERE, False, 60, "queued"),  # it has just started
+        (ELSEWHERE, False, 300, "killed"),
+        (CONTAINER, True, 60, "queued"),
+        ({"pid": os.getpid(), "host": os.uname().nodename}, False, 300, "queued"),
     ],
 )
-def test_a_queue_on_another_host_is_in_flight_until_its_heartbeat_stops(
-    submission: Manifest, beats: bool, age_s: float, state: str
+def test_a_queue_is_in_flight_while_it_is_alive_or_its_heartbeat_is_young(
+    submission: Manifest, process: dict[str, Any], beats: bool, age_s: float, state: str
 ) -> None:
+    """No other queue runs beside it: two would disturb each other's timings."""
     write_manifest(replace(submission, created_at=time.time() - age_s))
-    belongs_to(submission, 1, "elsewhere")
+    belongs_to(submission, **process)
     if beats:
         (submission.path / HEARTBEAT).touch()
         grow_old(submission.path / HEARTBEAT, age_s)
     out = submission.folder
     assert statuses(out) == {"ok0": state}
-    assert " on elsewhere " in call("jobs", "status", out, "--json").stdout
-    plan = call("jobs.submit", out.parent / "sweep.yaml", "--out", out, "--dry-run").stdout
+    submit = ("jobs.submit", out.parent / "sweep.yaml", "--out", out)
+    plan = call(*submit, "--dry-run").stdout
     assert ("1 queued or running" in plan) == (state == "queued"), plan
-
-
-def test_a_queue_in_a_container_with_the_name_of_this_host(submission: Manifest) -> None:
-    """Here, another process has its pid, or none."""
-    (submission.path / HEARTBEAT).touch()
-    belongs_to(submission, 2**22 + 1, os.uname().nodename, pids="of a container")
-    assert statuses(submission.folder) == {"ok0": "queued"}
+    if process is ELSEWHERE:
+        assert " on elsewhere " in call("jobs", "status", out, "--json").stdout
+    if state == "killed":
+        return
+    for executor in ("--local", "--debug"):
+        told = call(*submit, executor)
+        in_use = f"{out} is in use by process {process['pid']} on {process['host']}: "
+        assert told.returncode == 2 and in_use in told.stdout and "--force" in told.stdout
+    assert call(*submit, "--debug", "--force").returncode == 0
 
 
 def test_cancel_goes_on_after_a_submission_that_it_cannot_cancel(

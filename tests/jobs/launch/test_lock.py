@@ -1,4 +1,4 @@
-"""The locks of a results folder, held by real processes."""
+"""The lock of a results folder, held by real processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobs.launch import lock as lock_module
-from jobs.launch.lock import FolderInUse, QueueLock, SubmitLock
+from jobs.launch.lock import FolderInUse, SubmitLock
 from tests.jobs.harness import await_true, grow_old
 
 LOCK = SubmitLock.NAME
@@ -94,8 +94,8 @@ def test_lock_of_another_host(tmp_path: Path, other: dict[str, str]) -> None:
 
 def test_the_holder_updates_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_module, "BEAT_S", 0.01)
-    path = tmp_path / QueueLock.NAME
-    with QueueLock(tmp_path):
+    path = tmp_path / LOCK
+    with SubmitLock(tmp_path):
         os.utime(path, (0, 0))
         await_true(lambda: path.stat().st_mtime > 0, "the holder updated its file")
 

@@ -182,39 +182,37 @@ def test_packing_keeps_every_task_once_with_its_likes(
         assert {job.timeout_min for job in alike} == {longest / 60 + STARTUP_MIN}
 
 
+BLOCKS = (
+    "grid: {{size: [1], mode: [fast, exact]}}\n"
+    "blocks: {{interleave: [mode], baseline: {{mode: fast}}, rounds: {}}}\n"
+)
+ON_GPU = "resources: {gpus_per_node: 1}\n"
+TWO_ROUNDS = "timeout_s: 90\n" + BLOCKS.format("2, aa: false")
+TEN_ROUNDS = "timeout_s: 300\n" + ON_GPU + BLOCKS.format("auto")
+SHORT = "fixed: {size: 1}\ntimeout_s: 300\nresources: {timeout_min: 1}\n"
+
+
 @pytest.mark.parametrize(
-    ("overrides", "minutes"),
+    ("text", "options", "told", "untold"),
     [
-        ([], 9 + 2),  # two rounds and the trial, and to start
-        (["resources.timeout_min=3"], 3),
+        # Two rounds, the trial, and two minutes to start. The sweep needs no GPU.
+        (TWO_ROUNDS, [], "  1 job of 1 node, at most 11 min each\n", "GPU-hours"),
+        (TWO_ROUNDS, ["resources.timeout_min=3"], ", at most 3 min each\n", ""),
+        # Up to 10 rounds may be measured, but the time limit of a job is that of the trial and 3.
+        (TEN_ROUNDS, [], "at most   0.9 GPU-hours, not counting requeues\n", ""),
+        (TEN_ROUNDS, ["--local"], "", "not counting requeues"),  # only Slurm bounds them
+        (SHORT, [], "note: resources.timeout_min is 1 min", ""),
+        (SHORT, ["--local"], "", "timeout_min"),
+        ("fixed: {size: 1}\n" + ON_GPU, [], "", "visible here"),
+        ("fixed: {size: 1}\n" + ON_GPU, ["--local"], "0 are visible here", ""),
     ],
 )
-def test_a_job_asks_for_the_time_that_its_runs_may_take(
-    tmp_path: Path, overrides: list[str], minutes: int
+def test_what_the_plan_tells(
+    tmp_path: Path, text: str, options: list[str], told: str, untold: str
 ) -> None:
-    text = "grid: {size: [1], mode: [fast, exact]}\ntimeout_s: 90\n"
-    blocks = "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: 2, aa: false}\n"
-    sweep = write(tmp_path, TOY + text + blocks)
-    plan = call("jobs.submit", sweep, "--dry-run", *overrides).stdout
-    assert f"  1 job of 1 node, at most {minutes} min each\n" in plan, plan
-    assert "GPU-hours" not in plan  # the sweep needs no GPU
-
-
-def test_only_slurm_bounds_the_gpu_hours_of_a_submission(tmp_path: Path) -> None:
-    """Up to 10 rounds may be measured, but the time limit of a job is that of the trial and 3."""
-    text = TOY + "grid: {size: [1], mode: [fast, exact]}\nresources: {gpus_per_node: 1}\n"
-    blocks = "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: auto}\ntimeout_s: 300\n"
-    sweep = write(tmp_path, text + blocks)
-    bound = "0.9 GPU-hours, not counting requeues\n"
-    assert f"at most   {bound}" in call("jobs.submit", sweep, "--dry-run").stdout
-    assert bound not in call("jobs.submit", sweep, "--local", "--dry-run").stdout
-
-
-def test_a_limit_shorter_than_a_timeout_is_noted(tmp_path: Path) -> None:
-    sweep = write(tmp_path, TOY + "fixed: {size: 1}\ntimeout_s: 300\nresources: {timeout_min: 1}\n")
-    done = call("jobs.submit", sweep, "--dry-run")
-    assert "note: resources.timeout_min is 1 min" in done.stderr
-    assert "timeout_min" not in call("jobs.submit", sweep, "--local", "--dry-run").stderr
+    command = ("jobs.submit", write(tmp_path, TOY + text), "--dry-run", *options)
+    plan = call(*command, environment={"CUDA_VISIBLE_DEVICES": ""}).stdout
+    assert told in plan and not (untold and untold in plan), plan
 
 
 def test_dry_run_tells_the_time_of_a_round(tmp_path: Path) -> None:
@@ -244,10 +242,3 @@ def test_dry_run_tells_the_time_of_a_round(tmp_path: Path) -> None:
     # A trial of 4.5 minutes, and 3 to 4 rounds of 6
     auto = shown("expected", "--rounds", "auto", "blocks.max_rounds=4", "--filter", "size == 1")
     assert "22 min to 28 min, 0.75 to 0.95 GPU-hours" in auto
-
-
-def test_a_machine_without_gpus_is_told_before_the_start(tmp_path: Path) -> None:
-    sweep = write(tmp_path, TOY + "fixed: {size: 1}\nresources: {gpus_per_node: 1}\n")
-    command, none = ("jobs.submit", sweep, "--dry-run"), {"CUDA_VISIBLE_DEVICES": ""}
-    assert "0 are visible here" in call(*command, "--local", environment=none).stderr
-    assert "visible here" not in call(*command, environment=none).stderr

@@ -1,7 +1,4 @@
-"""Submissions to a real Slurm cluster, from the command line to the records.
-
-The scenarios of a module are submitted together, because most of them wait.
-"""
+"""Submissions to a real Slurm cluster, from the command line to the records."""
 
 from __future__ import annotations
 
@@ -131,25 +128,15 @@ def test_a_refused_submission_is_not_the_last_one(scenarios: Scenarios) -> None:
     assert "cancelled 2 jobs" in scenario.call("jobs", "cancel").stdout
 
 
-# ---- scenarios that wait, submitted together -----------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def waiting(scenarios: Scenarios) -> Scenarios:
-    scenarios.submit(
+@pytest.mark.slow
+def test_cancel_and_resubmit(scenarios: Scenarios) -> None:
+    """Of an array, one job executes a run and two more wait in it; the other is pending."""
+    scenario = scenarios.submit(
         "cancelled",
         zip={"index": [0, 1, 2, 3, 4, 5], "until": ["go", *[""] * 5]},
         runs_per_job=3,
         slurm={"array_parallelism": 1},
     )
-    submit_to_containers(scenarios)
-    return scenarios
-
-
-@pytest.mark.slow
-def test_cancel_and_resubmit(waiting: Scenarios) -> None:
-    """Of an array, one job executes a run and two more wait in it; the other is pending."""
-    scenario = waiting["cancelled"]
     scenario.wait_until_executing()
     twice = scenario.submit()
     assert twice.returncode == 0 and "nothing to submit" in twice.stdout
@@ -176,9 +163,9 @@ def test_cancel_and_resubmit(waiting: Scenarios) -> None:
 
 
 @pytest.mark.slow
-def test_one_job_from_inside_another(waiting: Scenarios) -> None:
+def test_one_job_from_inside_another(scenarios: Scenarios) -> None:
     """A job does not inherit the environment of the Slurm job in which it was submitted."""
-    scenario = waiting.new("inside", grid={"index": [0]}, resources={"cpus_per_task": 2})
+    scenario = scenarios.new("inside", grid={"index": [0]}, resources={"cpus_per_task": 2})
     leaks = {"RANK": "3", "MASTER_PORT": "29500", "SLURM_CPU_BIND": "quiet,mask_cpu:0x8"}
     done = scenario.submit_alone("srun", "--export=ALL", **leaks)
     assert done.returncode == 0, done.stdout
@@ -238,30 +225,27 @@ CONTAINER=apptainer exec "$@"
 """
 
 
-def submit_to_containers(scenarios: Scenarios) -> None:
-    """Submit to a virtual environment with the packages of this one, and to none."""
+@pytest.mark.slow
+def test_all_processes_of_a_job_use_the_interpreter_in_its_container(scenarios: Scenarios) -> None:
+    """One is in a virtual environment with the packages of this one, another does not exist."""
     image = scenarios.folder / "image"
     (image / "bin").mkdir(parents=True)
     for name in ("pyvenv.cfg", "lib", "bin/python"):
         (image / name).symlink_to(Path(sys.prefix) / name)
     (image / "bin" / "apptainer").write_text(APPTAINER)
     (image / "bin" / "apptainer").chmod(0o755)
-    apptainer = f"apptainer exec --nv image.sif {shlex.quote(str(image / 'bin' / 'python'))}"
-    for name, command in (("apptainer", apptainer), ("wrong_python", "/nowhere/python")):
-        scenario = scenarios.new(name, grid={"index": [0]}, slurm={"python": command})
-        done = scenario.submit(PATH=f"{image}/bin:{os.environ['PATH']}")
-        assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.slow
-def test_all_processes_of_a_job_use_the_interpreter_in_its_container(waiting: Scenarios) -> None:
-    python = str(waiting.folder / "image" / "bin" / "python")
-    (record,) = waiting["apptainer"].finish()
+    python = str(image / "bin" / "python")
+    path = f"{image}/bin:{os.environ['PATH']}"
+    command = f"apptainer exec --nv image.sif {shlex.quote(python)}"
+    inside = scenarios.new("apptainer", grid={"index": [0]}, slurm={"python": command})
+    assert inside.submit(PATH=path).returncode == 0
+    wrong = scenarios.submit("wrong", grid={"index": [0]}, slurm={"python": "/nowhere/python"})
+    (record,) = inside.finish()
     seen = facts(record)
     assert (seen["environment"]["CONTAINER"], seen["executable"]) == ("apptainer", python)
-    assert seen["folder"] == str(waiting["apptainer"].folder)
-    assert waiting["wrong_python"].finish() == []
-    (task,) = waiting["wrong_python"].status()["tasks"]
+    assert seen["folder"] == str(inside.folder)
+    assert wrong.finish() == []
+    (task,) = wrong.status()["tasks"]
     assert task["state"] == "killed" and "/nowhere/python: No such file" in task["detail"]
 
 

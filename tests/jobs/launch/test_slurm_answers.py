@@ -20,17 +20,11 @@ pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture
-def held(scenarios: Scenarios, name: str) -> Iterator[Scenario]:
+def held(scenarios: Scenarios) -> Iterator[Scenario]:
     """A scenario of two runs in an array that is held."""
-    scenario = scenarios.submit(name, grid={"index": [0, 1]}, slurm=HELD)
+    scenario = scenarios.submit("held", grid={"index": [0, 1]}, slurm=HELD)
     yield scenario
     scenario.cluster.client("scancel", f"--name={scenario.name}")
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """A name of a scenario, from that of the test."""
-    return "".join(c if c.isalnum() else "-" for c in request.node.name)[:60]
 
 
 @pytest.mark.parametrize(
@@ -82,16 +76,16 @@ def test_odd_words_lines_of_a_wrapper_and_settings_of_the_user_hide_no_job(held:
     ],
     ids=["denied", "number only", "other words"],
 )
-def test_jobs_are_found_whatever_sbatch_says(scenarios: Scenarios, script: str, name: str) -> None:
-    scenario = scenarios.new(name, grid={"index": [0, 1]}, slurm=HELD)
+def test_jobs_are_found_whatever_sbatch_says(scenarios: Scenarios, script: str) -> None:
+    scenario = scenarios.new("accepted", grid={"index": [0, 1]}, slurm=HELD)
     done = scenario.submit(**scenario.programs(sbatch=script))
     assert done.returncode == 0 and "submitted 2 runs as 2 jobs" in done.stdout, done.stdout
     assert len(scenario.queue()) == 2
     assert "cancelled 2 jobs" in scenario.call("jobs", "cancel", "out").stdout
 
 
-def test_jobs_of_a_submitter_that_died_in_sbatch_are_found(scenarios: Scenarios, name: str) -> None:
-    scenario = scenarios.new(name, grid={"index": [0, 1]}, slurm=HELD)
+def test_jobs_of_a_submitter_that_died_in_sbatch_are_found(scenarios: Scenarios) -> None:
+    scenario = scenarios.new("died", grid={"index": [0, 1]}, slurm=HELD)
     deadly = scenario.programs(sbatch='$real "$@"; kill -9 $PPID')
     assert scenario.submit_alone(**deadly).returncode == -signal.SIGKILL
     down = scenario.programs(scontrol="echo 'Slurmctld(primary) at n is DOWN'")
@@ -133,11 +127,11 @@ def test_jobs_of_another_cluster_are_left_alone(
 
 
 def test_a_cluster_that_can_be_asked_from_here(
-    scenarios: Scenarios, other_cluster: SlurmCluster, name: str
+    scenarios: Scenarios, other_cluster: SlurmCluster
 ) -> None:
     """Programs on PATH stand for clusters with a common database, which the option -M needs."""
     wanted = {"additional_parameters": {"hold": True, "clusters": "other"}}
-    scenario = scenarios.new(name, grid={"index": [0, 1]}, slurm=wanted)
+    scenario = scenarios.new("elsewhere", grid={"index": [0, 1]}, slurm=wanted)
     there = other_cluster.environment["SLURM_CONF"]
     script = f'[ "$1" = -M ] && {{ shift 2; export SLURM_CONF={there}; }}; exec $real "$@"'
     sbatch = f"sed /clusters=other/d | SLURM_CONF={there} $real"
@@ -176,13 +170,16 @@ def test_a_job_that_got_the_number_of_another_is_not_cancelled(
 
 
 @pytest.mark.slow
-def test_a_job_that_cannot_be_requeued_says_so(scenarios: Scenarios, name: str) -> None:
+def test_a_job_that_cannot_be_requeued_says_so(scenarios: Scenarios) -> None:
     zipped = {"index": [0, 1], "until": ["requeued", ""]}
-    scenario = scenarios.new(name, zip=zipped, runs_per_job=2)
+    scenario = scenarios.new("refused", zip=zipped, runs_per_job=2)
     refused = '[ "$1" = requeue ] && { echo "no such luck" >&2; exit 1; }; exec $real "$@"'
     done = scenario.submit(**scenario.programs(scontrol=refused))
     assert done.returncode == 0, done.stdout
-    scenario.warn()
+    scenario.wait_until_executing()
+    (job,) = scenario.queue()
+    # The warning signal that precedes the end of a job
+    assert scenario.cluster.client("scancel", "--signal=USR2", job).returncode == 0
     (record,) = scenario.finish()
     assert record.status == "preempted"
     (task,) = (task for task in scenario.status()["tasks"] if task["params"]["index"] == 1)
@@ -191,8 +188,8 @@ def test_a_job_that_cannot_be_requeued_says_so(scenarios: Scenarios, name: str) 
 
 
 @pytest.mark.slow
-def test_a_site_that_passes_no_environment(scenarios: Scenarios, name: str) -> None:
-    scenario = scenarios.new(name, grid={"index": [0]})
+def test_a_site_that_passes_no_environment(scenarios: Scenarios) -> None:
+    scenario = scenarios.new("no-environment", grid={"index": [0]})
     done = scenario.submit(**scenario.programs(sbatch='exec $real --export=NONE "$@"'))
     assert done.returncode == 0, done.stdout
     (record,) = scenario.finish()
@@ -237,10 +234,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("owner", [0, 65534], ids=["own folder", "folder of the attacker"])
 def test_another_user_cannot_change_what_a_job_executes(
-    scenarios: Scenarios, folder_of_all: Path, owner: int, name: str
+    scenarios: Scenarios, folder_of_all: Path, owner: int
 ) -> None:
     scenario = Scenarios(scenarios.cluster, folder_of_all).new(
-        name, grid={"index": [0]}, slurm=HELD
+        "attacked", grid={"index": [0]}, slurm=HELD
     )
     with umask(0):
         for folder in (scenario.out, scenario.out / "submissions"):

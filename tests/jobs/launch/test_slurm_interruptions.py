@@ -10,103 +10,38 @@ import pytest
 
 from jobs.results.record import Record
 from tests.jobs.harness import Fifo, alive, artifacts_of, await_true, facts
-from tests.jobs.launch.slurm_cluster import SlurmCluster
-from tests.jobs.launch.slurm_scenario import Scenario, Scenarios, states, worker_pid
+from tests.jobs.launch.slurm_scenario import Scenarios, states, worker_pid
 from tests.jobs.open_ports import attack, listening
 
 LIMIT = {"resources": {"timeout_min": 1}}
-REQUEUED = {"index": [0, 1, 2], "until": ["", "requeued", ""]}
 BLOCKS = {"interleave": ["index", "until"], "baseline": {"index": 0}, "rounds": 2}
 
 pytestmark = pytest.mark.slurm
 
 
-@pytest.fixture(scope="module")
-def fifos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Fifo]:
-    """FIFOs of the two runs on two nodes that wait."""
-    folder = tmp_path_factory.mktemp("fifos")
-    return {name: Fifo(folder / name) for name in ("attacked", "lost")}
-
-
-@pytest.fixture(scope="module")
-def scenarios(scenarios: Scenarios, fifos: dict[str, Fifo]) -> Scenarios:
-    scenarios.submit(
-        "preempted",
-        zip=REQUEUED,
-        runs_per_job=3,
-        slurm={"partition": "low"},
-        resources={"cpus_per_task": scenarios.cluster.cpus},
-    )
-    scenarios.submit("warned", zip=block("requeued"), blocks=BLOCKS)
-    three = BLOCKS | {"rounds": 3}
-    scenarios.submit("block", zip=block("go"), fixed={"later": True}, blocks=three)
-    scenarios.submit(
-        "memory", grid={"do": ["eat_memory", "raise"]}, runs_per_job=2, resources={"mem_gb": 1.5}
-    )
-    scenarios.submit(
-        "nodes",
-        benchmark="tests.benchmarks.misbehave",
-        cases=two_node_cases(fifos),
-        runs_per_job=5,
-        resources={"nodes": 2, "mem_gb": 3},
-        launch={"nproc_per_node": 2},
-    )
-    submit_to_different_gpus(scenarios)
-    preempt(scenarios["preempted"])
-    scenarios["warned"].warn(after=1)
-    return scenarios
-
-
-def block(until: str) -> dict[str, object]:
-    """Return the parameters of a block of two runs, of which the second waits."""
-    return {"index": [0, 1], "until": ["", until]}
-
-
-def submit_to_different_gpus(scenarios: Scenarios) -> None:
-    """Submit a run on two nodes. On the first one, another job holds GPU 0."""
-    cluster, (first, _, last) = scenarios.cluster, scenarios.cluster.nodes
-    where = (f"--nodelist={first}", f"--gres=gpu:{cluster.gpus[0]}:1", "--mem=99")
-    command = ("sbatch", *where, "--job-name=holder", "--output=/dev/null", "--wrap=sleep 900")
-    held = cluster.client(*command)
-    assert held.returncode == 0, held.stderr
-    running = ("squeue", "-h", "--name=holder", "--states=RUNNING", "-o", "%i")
-    cluster.wait_for(lambda: cluster.client(*running).stdout, "the holder of a GPU")
-    scenarios.submit(
-        "gpus",
-        fixed={"index": 0},
-        resources={"nodes": 2, "gpus_per_node": 1, "mem_gb": 2.5},
-        launch={"nproc_per_node": 1},
-        slurm={"exclude": last},
-    )
-
-
-def preempt(scenario: Scenario) -> None:
-    """Once the first run is done, preempt the job by a job of a partition with priority."""
-    scenario.wait_until_executing(after=1)
-    cpus = f"--cpus-per-task={scenario.cluster.cpus}"
-    other = ("sbatch", "--partition=high", cpus, "--output=/dev/null", "--wrap=true")
-    assert scenario.cluster.client(*other).returncode == 0
-
-
-def two_node_cases(fifos: dict[str, Fifo]) -> list[dict[str, object]]:
-    """Return runs of which the first, the second and the fourth are affected by rank 3."""
-    attacked, lost = ({"rank": 3, "path": str(fifo.path)} for fifo in fifos.values())
-    return [
-        {"fixed": {"what": "pause", **attacked}},
-        {"fixed": {"what": "raises", "rank": 3}},
-        {"fixed": {"what": "hang_in_a_lock", "rank": 0}, "timeout_s": 24},
-        {"fixed": {"what": "wait", **lost}},
-        {"fixed": {"what": "ok", "artifact": "trace", "gloo": True}},
-    ]
-
-
 @pytest.mark.slow
-def test_two_nodes_of_two_processes(scenarios: Scenarios, fifos: dict[str, Fifo]) -> None:
+def test_two_nodes_of_two_processes(scenarios: Scenarios) -> None:
     """A job listens on one address, and what a stranger writes to its store is not unpickled.
 
     The run during which a node is lost is recorded, and the next run executes on all nodes.
     """
-    scenario, bomb = scenarios["nodes"], scenarios.folder / "bomb"
+    fifos = {name: Fifo(scenarios.folder / name) for name in ("attacked", "lost")}
+    there = {name: {"rank": 3, "path": str(fifo.path)} for name, fifo in fifos.items()}
+    bomb = scenarios.folder / "bomb"
+    scenario = scenarios.submit(
+        "nodes",
+        benchmark="tests.benchmarks.misbehave",
+        cases=[
+            {"fixed": {"what": "pause", **there["attacked"]}},
+            {"fixed": {"what": "raises", "rank": 3}},
+            {"fixed": {"what": "hang_in_a_lock", "rank": 0}, "timeout_s": 24},
+            {"fixed": {"what": "wait", **there["lost"]}},
+            {"fixed": {"what": "ok", "artifact": "trace", "gloo": True}},
+        ],
+        runs_per_job=5,
+        resources={"nodes": 2, "mem_gb": 3},
+        launch={"nproc_per_node": 2},
+    )
     scenario.wait_until_executing()
     fifos["attacked"].pids()
     leader, follower = (worker_pid(scenario, node_rank) for node_rank in (0, 1))
@@ -138,10 +73,26 @@ def test_two_nodes_of_two_processes(scenarios: Scenarios, fifos: dict[str, Fifo]
 
 @pytest.mark.slow
 def test_each_node_uses_the_gpus_that_slurm_gave_it(scenarios: Scenarios) -> None:
-    """The GPUs are fictitious, so the ranks fail, and their errors name them."""
-    scenario = scenarios["gpus"]
+    """On the first of two nodes, another job holds GPU 0.
+
+    The GPUs are fictitious, so the ranks fail, and their errors name them.
+    """
+    cluster, (first, _, last) = scenarios.cluster, scenarios.cluster.nodes
+    where = (f"--nodelist={first}", f"--gres=gpu:{cluster.gpus[0]}:1", "--mem=99")
+    command = ("sbatch", *where, "--job-name=holder", "--output=/dev/null", "--wrap=sleep 900")
+    held = cluster.client(*command)
+    assert held.returncode == 0, held.stderr
+    running = ("squeue", "-h", "--name=holder", "--states=RUNNING", "-o", "%i")
+    cluster.wait_for(lambda: cluster.client(*running).stdout, "the holder of a GPU")
+    scenario = scenarios.submit(
+        "gpus",
+        fixed={"index": 0},
+        resources={"nodes": 2, "gpus_per_node": 1, "mem_gb": 2.5},
+        launch={"nproc_per_node": 1},
+        slurm={"exclude": last},
+    )
     (record,) = scenario.finish()
-    scenario.cluster.client("scancel", "--name=holder")
+    cluster.client("scancel", "--name=holder")
     log = scenario.out / str(record.log)
     logs = [path.read_text() for path in (log, log.with_suffix(".node1.log"))]
     assert [re.findall(r"CUDA_VISIBLE_DEVICES=(\d)", text) for text in logs] == [["1"], ["0"]]
@@ -150,35 +101,31 @@ def test_each_node_uses_the_gpus_that_slurm_gave_it(scenarios: Scenarios) -> Non
 @pytest.mark.slow
 def test_out_of_memory_in_slurms_eyes(scenarios: Scenarios) -> None:
     """If Slurm ends a job step for its memory, the run that was executing counts as oom."""
-    scenario = scenarios["memory"]
+    scenario = scenarios.submit(
+        "memory", grid={"do": ["eat_memory", "raise"]}, runs_per_job=2, resources={"mem_gb": 1.5}
+    )
     assert [record.status for record in scenario.finish()] == ["oom", "error"]
     assert states(scenario.status()) == ["oom", "error"]
 
 
-def assert_requeued(records: list[Record]) -> None:
-    """Check that only the interrupted run was repeated after the requeue, and the rest executed."""
-    found = [(r.params["index"], r.status, r.slurm.get("restart_count")) for r in records]
-    assert found == [(0, "ok", None), (1, "preempted", None), (1, "ok", "1"), (2, "ok", "1")]
-
-
-@pytest.mark.slow
-def test_preemption(scenarios: Scenarios) -> None:
-    """A job that ends in its grace time is requeued. Slurm would count it as failed otherwise."""
-    assert_requeued(scenarios["preempted"].finish())
-
-
 @pytest.mark.exhaustive  # faster: test_an_early_warning_is_repeated_when_it_is_due
-def test_time_limit(slurm_cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """One minute is the shortest limit in Slurm."""
-    scenarios = Scenarios(slurm_cluster, tmp_path_factory.mktemp("limits"))
-    interrupted = scenarios.submit("limit", zip=REQUEUED, runs_per_job=3, **LIMIT)
+def test_time_limit(scenarios: Scenarios) -> None:
+    """One minute is the shortest limit in Slurm. Only the interrupted run is repeated."""
+    zipped = {"index": [0, 1, 2], "until": ["", "requeued", ""]}
+    interrupted = scenarios.submit("limit", zip=zipped, runs_per_job=3, **LIMIT)
     endless = scenarios.submit("endless", fixed={"until": "never"}, grid={"index": [0]}, **LIMIT)
-    assert_requeued(interrupted.finish())
+    found = [(r.params["index"], r.status) for r in interrupted.finish()]
+    assert found == [(0, "ok"), (1, "preempted"), (1, "ok"), (2, "ok")]
     (record,) = endless.finish()
     assert record.status == "timeout" and "limit of 1 min" in record.failure.message
 
 
 # ---- blocks --------------------------------------------------------------------------------------
+
+
+def block(until: str) -> dict[str, object]:
+    """Return the parameters of a block of two runs, of which the second waits."""
+    return {"index": [0, 1], "until": ["", until]}
 
 
 TRIAL = [(-1, 0, "ok"), (-1, 1, "ok")]
@@ -199,12 +146,24 @@ def executions(records: list[Record]) -> int:
 
 
 @pytest.mark.slow
-def test_requeued_job_repeats_the_cut_trial(scenarios: Scenarios) -> None:
-    """The only job of the block executes its rounds after the requeue."""
-    records = scenarios["warned"].finish()
+def test_a_preempted_job_is_requeued_and_repeats_the_cut_trial(scenarios: Scenarios) -> None:
+    """It ends in its grace time, after which Slurm would count it as failed."""
+    cpus = scenarios.cluster.cpus
+    scenario = scenarios.submit(
+        "preempted",
+        zip=block("requeued"),
+        blocks=BLOCKS,
+        slurm={"partition": "low"},
+        resources={"cpus_per_task": cpus},
+    )
+    scenario.wait_until_executing(after=1)
+    wanted = ("--partition=high", f"--cpus-per-task={cpus}", "--output=/dev/null", "--wrap=true")
+    assert scenario.cluster.client("sbatch", *wanted).returncode == 0
+    records = scenario.finish()
     assert rounds(records) == [TRIAL[0], (-1, 1, "preempted"), *TRIAL, *whole(0), *whole(1)]
     assert executions(records) == 4
     assert len({record.slurm["job_id"] for record in records}) == 1
+    assert [r.slurm.get("restart_count") for r in records] == [None] * 2 + ["1"] * 8
 
 
 @pytest.mark.slow
@@ -217,7 +176,8 @@ def test_a_block_goes_on_after_its_worker_is_killed_and_in_another_allocation(
 
     The second run waits in rounds 1 and 2, but not in the first round of the second worker.
     """
-    scenario = scenarios["block"]
+    three = BLOCKS | {"rounds": 3}
+    scenario = scenarios.submit("block", zip=block("go"), fixed={"later": True}, blocks=three)
     scenario.wait_until_executing(after=6)  # in the second round
     os.kill(worker_pid(scenario, 0), signal.SIGKILL)
     scenario.wait_until_executing(after=12)  # in the third round

@@ -80,16 +80,12 @@ def test_equal_content_is_copied_once(tmp_path: Path, project: Checkout) -> None
     assert_modes(out, 0o002)
     own.git("commit", "-q", "--allow-empty", "-m", "same content")
     own.submit(*again, project=project.folder)
-    (snapshot,) = (out / "snapshots").iterdir()
+    assert len(list((out / "snapshots").iterdir())) == 1
     first, second = (record.environment["code"][0]["commit"] for record in records(out))
     assert [second, first] == own.git("rev-list", "HEAD").splitlines()
     own.write("helper.py", "VALUE = 'new'\n")
     own.submit(*again, project=project.folder)
     assert len(list((out / "snapshots").iterdir())) == 2
-    own.write("helper.py", "VALUE = 'old'\n")
-    (snapshot / "own" / "helper.py").write_text("VALUE = 'tampered'\n")
-    refused = own.python("jobs.submit", "own.yaml", "--local", *again, project=project.folder)
-    assert refused.returncode == 2 and "were modified after they were copied" in refused.stdout
 
 
 @pytest.mark.slow

@@ -235,26 +235,3 @@ def test_under_nohup_the_queue_goes_on(tmp_path: Path) -> None:
     os.kill(waiting, signal.SIGKILL)
     assert queue.wait(PATIENCE_S) == 1
     assert [r.status for r in records(out)] == ["ok", "killed", "ok"]
-
-
-# ---- two queues ----------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_folder_has_one_queue_at_a_time(tmp_path: Path) -> None:
-    sweep, fifo = waiting_sweep(tmp_path)
-    out = tmp_path / "out"
-    first = start("jobs.submit", sweep, "--local", "--out", out)
-    fifo.pids()
-    for executor in ("--local", "--debug"):
-        second = call("jobs.submit", sweep, executor, "--out", out)
-        assert second.returncode == 2 and "--force" in second.stdout
-        assert f"{out} is in use by process {first.pid} on {os.uname().nodename}" in second.stdout
-    assert len(records(out)) == 1
-    fifo.release()
-    forced = call("jobs.submit", sweep, "--local", "--out", out, "--force")
-    assert forced.returncode == 0 and "3 ok" in forced.stdout
-    first.kill()  # leaves the lock
-    first.communicate()
-    assert call("jobs.submit", sweep, "--local", "--out", out).returncode == 0
-    assert not list(out.glob("*.lock"))
