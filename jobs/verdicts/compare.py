@@ -22,7 +22,6 @@ from jobs.verdicts.conditions import differences
 from jobs.verdicts.folder_cells import Side, folder_cells, matched
 from jobs.verdicts.judge import LEVEL, Verdict, established
 from jobs.verdicts.more_rounds import command_for_more
-from jobs.verdicts.pairs import Pair
 
 NO_ROUNDS = (
     "it has no paired rounds. The command tables shows times that were not measured in turn. To "
@@ -95,11 +94,11 @@ def compare_blocks(
             "both"
         )
     used = margin or sweep_margin(observation)
-    cells, pairs = block_cells(observation, used, chosen)
+    cells = block_cells(observation, used, chosen)
     if not cells:
         raise CommandError(f"{folder} has no run in a block, other than baselines, to compare")
-    heading = [*_block_heading(observation, cells, pairs), *_only_run(observation, cells)]
-    notes = [*_basis(observation, cells, pairs), *_decision(cells, used, observation)]
+    heading = [*_block_heading(observation, cells), *_only_run(observation, cells)]
+    notes = [*_basis(observation, cells), *_decision(cells, used, observation)]
     return Comparison(cells, heading, [*notes, *_broken(cells, folder)])
 
 
@@ -183,7 +182,7 @@ def _unrelated(before: Side, after: Side) -> str:
     return f"{what} on the same kind of device: got {here} and {there}"
 
 
-def _block_heading(observation: Observation, cells: list[Compared], pairs: list[Pair]) -> list[str]:
+def _block_heading(observation: Observation, cells: list[Compared]) -> list[str]:
     """Return the lines that say what is compared with what, and which commit is which."""
     baselines = list(dict.fromkeys(cell.baseline for cell in cells))
     checkouts = {
@@ -192,11 +191,12 @@ def _block_heading(observation: Observation, cells: list[Compared], pairs: list[
         for name, checkout in manifest.checkouts.items()
     }
     lines = []
-    for other in (checkouts[label] for label in baselines if label in checkouts):
+    for label in filter(checkouts.get, baselines):
+        other = checkouts[label]
         commit = str(other.state.get("commit") or "unknown")
         name = "" if commit.startswith(other.name) else f"{other.name}, "
         changed = ", with changes" if other.state.get("dirty") else ""
-        candidates = {p.candidate for p in pairs if p.baseline_checkout == other.name}
+        candidates = {cell.run.id for cell in cells if cell.baseline == label and cell.rounds}
         stale = {run for run, _ in observation.stale}
         since = " It has changed since." if candidates & stale else ""
         lines.append(
@@ -240,13 +240,14 @@ def _commits(observation: Observation, runs: set[str]) -> str:
     return f"commit {', '.join(found)}" if found else "not measured"
 
 
-def _basis(observation: Observation, cells: list[Compared], pairs: list[Pair]) -> list[str]:
+def _basis(observation: Observation, cells: list[Compared]) -> list[str]:
     """Return the lines that say how much was measured, and where."""
     judged = _verdicts(cells)
     if not judged:  # nothing is measured, or all that is measured is broken
         return []
-    allocations = {each.allocation for pair in pairs for each in pair.rounds}
-    records = {id(r): r for pair in pairs for round in pair.records for r in round}
+    rounds = [round for cell in cells for round in cell.rounds]
+    allocations = {round.allocation for round in rounds}
+    records = {id(record): record for round in rounds for record in round.records}
     gpus = len({str(gpu.get("uuid")) for record in records.values() for gpu in record.gpus})
     parts = [
         format_range({verdict.rounds for verdict in judged}, "round"),

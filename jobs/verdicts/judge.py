@@ -14,6 +14,8 @@ from typing import Literal
 
 import numpy as np
 
+from jobs.results.record import Record
+
 MARGIN = 0.01  # default relative difference up to which two times count as the same
 LEVEL = 0.005  # largest p value of the verdicts faster and slower
 CONFIDENCE = 0.95  # of the interval
@@ -39,6 +41,7 @@ class Round:
     baseline: tuple[float, ...]  # one or two times in ms; the second is that of the A/A process
     candidate: float  # time in ms
     resolution_ms: float = 0.0  # step of the clock that measured the times
+    records: tuple[Record, ...] = ()  # of the baseline, and last the candidate
 
     @property
     def log_ratio(self) -> float:
