@@ -46,18 +46,10 @@ def block_cells(
     cells: dict[tuple[tuple[str, ...], str], Compared] = {}  # by run and phase
     for pair in pairs:
         phase = pair.phase if _run_of(pair) in timed else ""
-        run, baseline = runs[pair.candidate], runs[pair.baseline]
-        label = labels.get(baseline.id) or _label(baseline, [baseline, run])
-        cell = Compared(
-            run,
-            pair.device,
-            phase,
-            "not measured",
-            label,
-            baseline_run=baseline,
-            rounds=pair.rounds,
-        )
-        cell = _with_verdict(cell, pair, baseline, measured)
+        run, base = runs[pair.candidate], runs[pair.baseline]
+        label = labels.get(base.id) or _label(base, [base, run])
+        cell = Compared(run, pair.device, phase, "", label, baseline_run=base, rounds=pair.rounds)
+        cell = _with_verdict(cell, pair, base, measured)
         cells.setdefault((_run_of(pair), phase), cell)
     return [*cells.values(), *_unmeasured(observation, pairs, chosen, labels)]
 
@@ -132,7 +124,7 @@ def _with_verdict(
     if judged is None:
         is_measured = (pair.candidate, pair.device) in measured
         baseline_is_measured = (pair.baseline, pair.device) in measured
-        cell = replace(cell, detail=pair.reason)
+        cell = replace(cell, verdict="not measured", detail=pair.reason)
         status = Status.__members__.get(pair.reason.removeprefix("baseline: "))
         if status is None:
             return cell

@@ -19,7 +19,7 @@ from jobs.results.run_states import Observation
 from jobs.verdicts.block_cells import block_cells, sweep_margin
 from jobs.verdicts.compared import Compared
 from jobs.verdicts.conditions import differences
-from jobs.verdicts.folder_cells import Side, folder_cells, matched
+from jobs.verdicts.folder_cells import Matched, folder_cells, matched
 from jobs.verdicts.judge import LEVEL, Verdict, established
 from jobs.verdicts.more_rounds import command_for_more
 
@@ -103,8 +103,8 @@ def compare_blocks(
 
 
 def compare_folders(
-    before: Side,
-    after: Side,
+    before: Observation,
+    after: Observation,
     margin: float | None = None,
     chosen: Collection[str] | None = None,
 ) -> Comparison:
@@ -118,21 +118,19 @@ def compare_folders(
     Raises:
         CommandError: if a folder has no records, or the folders have no run in common.
     """
-    folders = [side.observation.folder for side in (before, after)]
-    if folders[0] == folders[1]:
+    if before.folder == after.folder:
         raise CommandError(
-            f"BEFORE and AFTER must be different folders, got {folders[0]} twice. To compare "
+            f"BEFORE and AFTER must be different folders, got {before.folder} twice. To compare "
             "the runs of its blocks, name it once"
         )
-    for side in (before, after):
-        _require_records(side.observation)
+    for observation in (before, after):
+        _require_records(observation)
     results = matched(before, after)
     both = [key for key, (a, b) in results.items() if a.statuses and b.statuses]
     if not both:
-        raise CommandError(_unrelated(before, after))
-    used = margin or sweep_margin(after.observation)
-    runs = before.observation.runs | after.observation.runs
-    cells = folder_cells(runs, results, used, chosen)
+        raise CommandError(f"{before.folder} and {after.folder} {_unrelated(results)}")
+    used = margin or sweep_margin(after)
+    cells = folder_cells(before.runs | after.runs, results, used, chosen)
     measured = [
         (a.records, b.records)
         for (run, _), (a, b) in results.items()
@@ -157,7 +155,7 @@ def compare_folders(
     if repeated := sum(a == b for a, b in measured):
         have = "has" if repeated == 1 else "have"
         notes.append(f"{counted(repeated, 'run')} {have} the same records in both folders.")
-    notes += [*_decision(cells, used), *_broken(cells, folders[1])]
+    notes += [*_decision(cells, used), *_broken(cells, after.folder)]
     return Comparison(cells, heading, notes)
 
 
@@ -169,17 +167,14 @@ def _require_records(observation: Observation) -> None:
         )
 
 
-def _unrelated(before: Side, after: Side) -> str:
-    folders = " and ".join(str(side.observation.folder) for side in (before, after))
-    what = f"{folders} have no run in common"
-    runs = {run for run, _ in before.results} & {run for run, _ in after.results}
-    if not runs:
-        return f"{what}: their benchmarks, versions or parameters differ"
-    here, there = (
-        ", ".join(sorted({device for _, device in side.results if device}))
-        for side in (before, after)
-    )
-    return f"{what} on the same kind of device: got {here} and {there}"
+def _unrelated(results: Matched) -> str:
+    """Return why no run is in both folders."""
+    sides = [{key for key, times in results.items() if times[i].statuses} for i in (0, 1)]
+    before, after = ({run for run, _ in side} for side in sides)
+    if before.isdisjoint(after):
+        return "have no run in common: their benchmarks, versions or parameters differ"
+    here, there = (", ".join(sorted({device for _, device in side if device})) for side in sides)
+    return f"have no run in common on the same kind of device: got {here} and {there}"
 
 
 def _block_heading(observation: Observation, cells: list[Compared]) -> list[str]:
