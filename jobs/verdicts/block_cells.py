@@ -47,7 +47,7 @@ def block_cells(
     for pair in pairs:
         phase = pair.phase if _run_of(pair) in timed else ""
         run, base = runs[pair.candidate], runs[pair.baseline]
-        label = labels.get(base.id) or _label(base, [base, run])
+        label = labels.get(base.id, "")
         cell = Compared(run, pair.device, phase, "", label, baseline_run=base, rounds=pair.rounds)
         cell = _with_verdict(cell, pair, base, measured)
         cells.setdefault((_run_of(pair), phase), cell)
@@ -199,21 +199,12 @@ def _unmeasured(
 
 
 def _labels(observation: Observation) -> dict[str, str]:
-    """Return labels of the baselines of blocks, by run id."""
-    runs = observation.runs
-    return {
-        block.baseline: _label(
-            runs[block.baseline], [runs[run] for run in block.runs if run in runs]
-        )
-        for manifest in observation.manifests
-        for block in manifest.blocks
-        if block.baseline in runs
-    }
-
-
-def _label(baseline: Run, members: list[Run]) -> str:
-    """Return what is compared in a block, such as `implementation=sdpa_cudnn`."""
-    if baseline.checkout:
-        return f"code={baseline.checkout}"
-    names = [name for name in varying(members) if name in baseline.params]
-    return " ".join(f"{name}={format_scalar(baseline.params[name])}" for name in names)
+    """Return what distinguishes the baselines of blocks, such as `mode=exact`, by run id."""
+    labels: dict[str, str] = {}
+    for block in (block for manifest in observation.manifests for block in manifest.blocks):
+        if base := observation.runs.get(block.baseline):
+            members = [observation.runs[run] for run in block.runs if run in observation.runs]
+            names = [name for name in varying(members) if name in base.params]
+            values = " ".join(f"{name}={format_scalar(base.params[name])}" for name in names)
+            labels[base.id] = f"code={base.checkout}" if base.checkout else values
+    return labels
