@@ -14,10 +14,10 @@ from jobs.cli.output import note, width
 from jobs.cli.where import matching_runs
 from jobs.report.compare_text import csv_comparison, latex_comparison, markdown_comparison
 from jobs.report.tables.render import Format
+from jobs.results.run_states import observe
 from jobs.results.stale import with_stale
 from jobs.run import Run
 from jobs.verdicts.compare import compare_blocks, compare_folders
-from jobs.verdicts.folder_cells import read_side
 
 EXAMPLES = """
 logs/flash --where 'seq_len > 4096'
@@ -91,10 +91,9 @@ def compare(
         found = compare_blocks(seen, margin, _chosen(seen.runs, where))
         note(*seen.bad_lines, *seen.notes)
     else:
-        old, new = read_side(before.resolve()), read_side(after.resolve())
-        runs = old.observation.runs | new.observation.runs
-        found = compare_folders(old, new, margin, _chosen(runs, where))
-        for seen in (old.observation, new.observation):
+        old, new = observe(before.resolve()), observe(after.resolve())
+        found = compare_folders(old, new, margin, _chosen(old.runs | new.runs, where))
+        for seen in (old, new):
             note(*(f"{seen.folder}: {text}" for text in (*seen.bad_lines, *seen.notes)))
     if output_format == "csv":
         print(csv_comparison(found))

@@ -21,8 +21,8 @@ from jobs.verdicts.pairs import Pair, paired_rounds
 
 def block_cells(
     observation: Observation, margin: float, chosen: Collection[str] | None = None
-) -> tuple[list[Compared], list[Pair]]:
-    """Compare each run with the baseline of its block. Return the cells, and pairs with rounds.
+) -> list[Compared]:
+    """Compare each run with the baseline of its block.
 
     All blocks in the folder are judged together, also those that are not chosen: they show how
     large the noise is. `margin` is the relative difference up to which two times count as the same,
@@ -42,25 +42,16 @@ def block_cells(
         if record.measurements is not None and record.measurements.samples_ms
     }
     pairs = [pair for pair in _judged_pairs(observation, margin) if pair.candidate in chosen]
-    with_rounds = [pair for pair in pairs if pair.rounds]
-    timed = {_run_of(pair) for pair in with_rounds}
+    timed = {_run_of(pair) for pair in pairs if pair.rounds}
     cells: dict[tuple[tuple[str, ...], str], Compared] = {}  # by run and phase
     for pair in pairs:
         phase = pair.phase if _run_of(pair) in timed else ""
-        key = (_run_of(pair), phase)
-        if key in cells:
-            continue
-        run, baseline = runs[pair.candidate], runs[pair.baseline]
-        label = labels.get(baseline.id) or _label(baseline, [baseline, run])
-        cell = Compared(run, pair.device, phase, "not measured", label, baseline_run=baseline)
-        if pair.wrong:
-            cells[key] = _wrong_cell(cell, pair)
-        elif pair.verdict is None:
-            cells[key] = _cell_without_rounds(cell, pair, measured)
-        else:
-            cells[key] = _judged_cell(cell, pair, pair.verdict)
-    unmeasured = _unmeasured(observation, pairs, chosen, labels)
-    return [*cells.values(), *unmeasured], with_rounds
+        run, base = runs[pair.candidate], runs[pair.baseline]
+        label = labels.get(base.id, "")
+        cell = Compared(run, pair.device, phase, "", label, baseline_run=base, rounds=pair.rounds)
+        cell = _with_verdict(cell, pair, base, measured)
+        cells.setdefault((_run_of(pair), phase), cell)
+    return [*cells.values(), *_unmeasured(observation, pairs, chosen, labels)]
 
 
 @lru_cache(maxsize=1)
@@ -78,9 +69,11 @@ def verdicts_of(observation: Observation) -> dict[tuple[str, str, str, str], Ver
 
 def _judged_pairs(observation: Observation, margin: float) -> list[Pair]:
     """Return the pairs of runs that count, such as those of the latest version of a benchmark."""
-    found = paired_rounds(observation.records)
     known = observation.runs.keys()
-    return judged([pair for pair in found if {pair.candidate, pair.baseline} <= known], margin)
+    found = paired_rounds(observation.records)
+    found = [pair for pair in found if {pair.candidate, pair.baseline} <= known]
+    judge_pairs(found, margin)
+    return found
 
 
 def sweep_margin(observation: Observation) -> float:
@@ -89,66 +82,83 @@ def sweep_margin(observation: Observation) -> float:
     return next((blocks.margin for blocks in keys if blocks), None) or MARGIN
 
 
-def judged(pairs: Sequence[Pair], margin: float, one_sided: float = ONE_SIDED) -> list[Pair]:
-    """Return pairs with their verdicts. Those without rounds have none.
+def judge_pairs(pairs: Sequence[Pair], margin: float, one_sided: float = ONE_SIDED) -> None:
+    """Give pairs their verdicts. Those without rounds get none.
 
     The pairs on one kind of device share what they show about noise: a variance, see `judge`, and
     each phase a floor, see `aa_floor`.
     """
-    blocks: dict[tuple[str, str], dict[tuple[str, str], tuple[Round, ...]]] = {}
+    blocks: dict[tuple[str, str], dict[tuple[str, str], list[Round]]] = {}
     for pair in pairs:
         of_phase = blocks.setdefault((pair.phase, pair.device), {})
         # The candidates of a block have the same baseline, but some may have failed in a round.
         key = (pair.block, pair.baseline)
-        of_phase[key] = max(of_phase.get(key, ()), pair.rounds, key=len)
+        of_phase[key] = max(of_phase.get(key, []), pair.rounds, key=len)
     floors = {key: aa_floor(of_phase.values()) for key, of_phase in blocks.items()}
-    verdicts: dict[int, Verdict] = {}  # by identity of the pair
     for device in {device for _, device in blocks}:
         own = [pair for pair in pairs if pair.rounds and pair.device == device]
         limits = [floor_of_block(pair.rounds, floors[pair.phase, device]) for pair in own]
         found = judge([pair.rounds for pair in own], margin, limits, one_sided)
-        verdicts |= zip(map(id, own), found, strict=True)
-    return [replace(pair, verdict=verdicts.get(id(pair))) for pair in pairs]
+        for pair, verdict in zip(own, found, strict=True):
+            pair.verdict = verdict
 
 
 def _run_of(pair: Pair) -> tuple[str, str, str, str]:
     return pair.block, pair.candidate, pair.baseline, pair.device
 
 
-def _judged_cell(cell: Compared, pair: Pair, verdict: Verdict) -> Compared:
-    """Return a cell with the verdict on the rounds of a pair.
+def _with_verdict(
+    cell: Compared, pair: Pair, baseline: Run, measured: set[tuple[str, str]]
+) -> Compared:
+    """Return the cell of a pair with its verdict, such as faster, broken or wrong.
 
-    A candidate that failed in more rounds than it was measured in is broken.
+    `measured` has the runs and devices that have a time of any phase, in the executions that count.
     """
-    left_out, details = pair.left_out.total(), []
-    for reason, _ in pair.left_out.most_common(1):
-        details.append(f"{left_out} of {left_out + verdict.rounds} rounds: {reason}")
-    if pair.failures > verdict.rounds:
+    if pair.wrong == "baseline":
+        verdict = "fixed" if baseline.checkout else "not measured"
+        return replace(cell, verdict=verdict, detail="baseline: wrong")
+    if pair.wrong:
+        passed = f"although {counted(len(pair.rounds), 'round')} passed" if pair.rounds else ""
+        return replace(cell, verdict="wrong", detail=passed)
+    judged = pair.verdict
+    if judged is None:
+        is_measured = (pair.candidate, pair.device) in measured
+        baseline_is_measured = (pair.baseline, pair.device) in measured
+        cell = replace(cell, verdict="not measured", detail=pair.reason)
+        status = Status.__members__.get(pair.reason.removeprefix("baseline: "))
+        if status is None:
+            return cell
+        if baseline_is_measured and not is_measured and status is not Status.unsupported:
+            return replace(cell, verdict="broken")
+        if is_measured and not baseline_is_measured:
+            return replace(cell, verdict="fixed")
+        return replace(cell, pending=status.runs_again_on_submit)
+    left_out, details = len(pair.left_out), []
+    if left_out:
+        details.append(f"{left_out} of {left_out + judged.rounds} rounds: {pair.reason}")
+    if pair.failures > judged.rounds:
         return replace(cell, verdict="broken", detail=details[0])
-    if verdict.unlike:
-        details.append(_unlike(pair, verdict))
-    elif verdict.verdict == "unsure":
-        details += verdict.why_unsure
-    elif verdict.verdict == "slower" and not verdict.beyond_margin:
+    if judged.unlike:
+        details.append(_unlike(pair.rounds, judged))
+    elif judged.verdict == "unsure":
+        details += judged.why_unsure
+    elif judged.verdict == "slower" and not judged.beyond_margin:
         details.append("by less than the margin")
     if pair.is_launch_bound:
         details.append("launch-bound")
     return replace(
         cell,
-        verdict=verdict.verdict,
+        verdict=judged.verdict,
         before=median(time for round in pair.rounds for time in round.baseline),
         after=median(round.candidate for round in pair.rounds),
         detail="; ".join(details),
-        judged=verdict,
+        judged=judged,
     )
 
 
-def _unlike(pair: Pair, verdict: Verdict) -> str:
+def _unlike(rounds: list[Round], verdict: Verdict) -> str:
     """Return which allocations disagree, such as `slower 1.021 on n1 but same 1.003 on n2`."""
-    hosts = {
-        round.allocation: str(recorded_value(record, "host"))
-        for round, (*_, record) in zip(pair.rounds, pair.records, strict=True)
-    }
+    hosts = {each.allocation: recorded_value(each.records[-1], "host") for each in rounds}
     counts = Counter(hosts.values())
     texts = [
         f"{decision} {ratio:.3f} on "
@@ -156,34 +166,6 @@ def _unlike(pair: Pair, verdict: Verdict) -> str:
         for name, decision, ratio in verdict.unlike
     ]
     return f"hosts differ: {', '.join(texts)}"
-
-
-def _wrong_cell(cell: Compared, pair: Pair) -> Compared:
-    """Return the cell of a run of which the output, or that of the baseline, was ever wrong."""
-    if pair.wrong == "baseline":
-        verdict = "fixed" if pair.baseline_checkout else "not measured"
-        return replace(cell, verdict=verdict, detail="baseline: wrong")
-    times = len(pair.rounds)
-    detail = f"although {counted(times, 'round')} passed" if times else ""
-    return replace(cell, verdict="wrong", detail=detail)
-
-
-def _cell_without_rounds(cell: Compared, pair: Pair, measured: set[tuple[str, str]]) -> Compared:
-    """Return the cell of a run that has no round with both times, such as broken.
-
-    `measured` has the runs and devices that have a time of any phase, in the executions that count.
-    """
-    is_measured = (pair.candidate, pair.device) in measured
-    baseline_is_measured = (pair.baseline, pair.device) in measured
-    ((reason, _),) = pair.left_out.most_common(1)  # a pair has a round or a reason
-    status = reason.removeprefix("baseline: ")
-    known = status in Status.__members__
-    if baseline_is_measured and not is_measured and known and status != Status.unsupported:
-        return replace(cell, verdict="broken", detail=reason)
-    if is_measured and not baseline_is_measured and known:
-        return replace(cell, verdict="fixed", detail=reason)
-    interrupted = known and Status(status).runs_again_on_submit
-    return replace(cell, detail=reason, pending=interrupted)
 
 
 def _unmeasured(
@@ -217,21 +199,12 @@ def _unmeasured(
 
 
 def _labels(observation: Observation) -> dict[str, str]:
-    """Return labels of the baselines of blocks, by run id."""
-    runs = observation.runs
-    return {
-        block.baseline: _label(
-            runs[block.baseline], [runs[run] for run in block.runs if run in runs]
-        )
-        for manifest in observation.manifests
-        for block in manifest.blocks
-        if block.baseline in runs
-    }
-
-
-def _label(baseline: Run, members: list[Run]) -> str:
-    """Return what is compared in a block, such as `implementation=sdpa_cudnn`."""
-    if baseline.checkout:
-        return f"code={baseline.checkout}"
-    names = [name for name in varying(members) if name in baseline.params]
-    return " ".join(f"{name}={format_scalar(baseline.params[name])}" for name in names)
+    """Return what distinguishes the baselines of blocks, such as `mode=exact`, by run id."""
+    labels: dict[str, str] = {}
+    for block in (block for manifest in observation.manifests for block in manifest.blocks):
+        if base := observation.runs.get(block.baseline):
+            members = [observation.runs[run] for run in block.runs if run in observation.runs]
+            names = [name for name in varying(members) if name in base.params]
+            values = " ".join(f"{name}={format_scalar(base.params[name])}" for name in names)
+            labels[base.id] = f"code={base.checkout}" if base.checkout else values
+    return labels

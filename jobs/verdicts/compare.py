@@ -19,10 +19,9 @@ from jobs.results.run_states import Observation
 from jobs.verdicts.block_cells import block_cells, sweep_margin
 from jobs.verdicts.compared import Compared
 from jobs.verdicts.conditions import differences
-from jobs.verdicts.folder_cells import Side, folder_cells, matched
+from jobs.verdicts.folder_cells import Matched, folder_cells, matched
 from jobs.verdicts.judge import LEVEL, Verdict, established
 from jobs.verdicts.more_rounds import command_for_more
-from jobs.verdicts.pairs import Pair
 
 NO_ROUNDS = (
     "it has no paired rounds. The command tables shows times that were not measured in turn. To "
@@ -95,17 +94,17 @@ def compare_blocks(
             "both"
         )
     used = margin or sweep_margin(observation)
-    cells, pairs = block_cells(observation, used, chosen)
+    cells = block_cells(observation, used, chosen)
     if not cells:
         raise CommandError(f"{folder} has no run in a block, other than baselines, to compare")
-    heading = [*_block_heading(observation, cells, pairs), *_only_run(observation, cells)]
-    notes = [*_basis(observation, cells, pairs), *_decision(cells, used, observation)]
+    heading = [*_block_heading(observation, cells), *_only_run(observation, cells)]
+    notes = [*_basis(observation, cells), *_decision(cells, used, observation)]
     return Comparison(cells, heading, [*notes, *_broken(cells, folder)])
 
 
 def compare_folders(
-    before: Side,
-    after: Side,
+    before: Observation,
+    after: Observation,
     margin: float | None = None,
     chosen: Collection[str] | None = None,
 ) -> Comparison:
@@ -119,21 +118,19 @@ def compare_folders(
     Raises:
         CommandError: if a folder has no records, or the folders have no run in common.
     """
-    folders = [side.observation.folder for side in (before, after)]
-    if folders[0] == folders[1]:
+    if before.folder == after.folder:
         raise CommandError(
-            f"BEFORE and AFTER must be different folders, got {folders[0]} twice. To compare "
+            f"BEFORE and AFTER must be different folders, got {before.folder} twice. To compare "
             "the runs of its blocks, name it once"
         )
-    for side in (before, after):
-        _require_records(side.observation)
+    for observation in (before, after):
+        _require_records(observation)
     results = matched(before, after)
     both = [key for key, (a, b) in results.items() if a.statuses and b.statuses]
     if not both:
-        raise CommandError(_unrelated(before, after))
-    used = margin or sweep_margin(after.observation)
-    runs = before.observation.runs | after.observation.runs
-    cells = folder_cells(runs, results, used, chosen)
+        raise CommandError(f"{before.folder} and {after.folder} {_unrelated(results)}")
+    used = margin or sweep_margin(after)
+    cells = folder_cells(before.runs | after.runs, results, used, chosen)
     measured = [
         (a.records, b.records)
         for (run, _), (a, b) in results.items()
@@ -158,7 +155,7 @@ def compare_folders(
     if repeated := sum(a == b for a, b in measured):
         have = "has" if repeated == 1 else "have"
         notes.append(f"{counted(repeated, 'run')} {have} the same records in both folders.")
-    notes += [*_decision(cells, used), *_broken(cells, folders[1])]
+    notes += [*_decision(cells, used), *_broken(cells, after.folder)]
     return Comparison(cells, heading, notes)
 
 
@@ -170,20 +167,17 @@ def _require_records(observation: Observation) -> None:
         )
 
 
-def _unrelated(before: Side, after: Side) -> str:
-    folders = " and ".join(str(side.observation.folder) for side in (before, after))
-    what = f"{folders} have no run in common"
-    runs = {run for run, _ in before.results} & {run for run, _ in after.results}
-    if not runs:
-        return f"{what}: their benchmarks, versions or parameters differ"
-    here, there = (
-        ", ".join(sorted({device for _, device in side.results if device}))
-        for side in (before, after)
-    )
-    return f"{what} on the same kind of device: got {here} and {there}"
+def _unrelated(results: Matched) -> str:
+    """Return why no run is in both folders."""
+    sides = [{key for key, times in results.items() if times[i].statuses} for i in (0, 1)]
+    before, after = ({run for run, _ in side} for side in sides)
+    if before.isdisjoint(after):
+        return "have no run in common: their benchmarks, versions or parameters differ"
+    here, there = (", ".join(sorted({device for _, device in side if device})) for side in sides)
+    return f"have no run in common on the same kind of device: got {here} and {there}"
 
 
-def _block_heading(observation: Observation, cells: list[Compared], pairs: list[Pair]) -> list[str]:
+def _block_heading(observation: Observation, cells: list[Compared]) -> list[str]:
     """Return the lines that say what is compared with what, and which commit is which."""
     baselines = list(dict.fromkeys(cell.baseline for cell in cells))
     checkouts = {
@@ -192,11 +186,12 @@ def _block_heading(observation: Observation, cells: list[Compared], pairs: list[
         for name, checkout in manifest.checkouts.items()
     }
     lines = []
-    for other in (checkouts[label] for label in baselines if label in checkouts):
+    for label in filter(checkouts.get, baselines):
+        other = checkouts[label]
         commit = str(other.state.get("commit") or "unknown")
         name = "" if commit.startswith(other.name) else f"{other.name}, "
         changed = ", with changes" if other.state.get("dirty") else ""
-        candidates = {p.candidate for p in pairs if p.baseline_checkout == other.name}
+        candidates = {cell.run.id for cell in cells if cell.baseline == label and cell.rounds}
         stale = {run for run, _ in observation.stale}
         since = " It has changed since." if candidates & stale else ""
         lines.append(
@@ -240,13 +235,14 @@ def _commits(observation: Observation, runs: set[str]) -> str:
     return f"commit {', '.join(found)}" if found else "not measured"
 
 
-def _basis(observation: Observation, cells: list[Compared], pairs: list[Pair]) -> list[str]:
+def _basis(observation: Observation, cells: list[Compared]) -> list[str]:
     """Return the lines that say how much was measured, and where."""
     judged = _verdicts(cells)
     if not judged:  # nothing is measured, or all that is measured is broken
         return []
-    allocations = {each.allocation for pair in pairs for each in pair.rounds}
-    records = {id(r): r for pair in pairs for round in pair.records for r in round}
+    rounds = [round for cell in cells for round in cell.rounds]
+    allocations = {round.allocation for round in rounds}
+    records = {id(record): record for round in rounds for record in round.records}
     gpus = len({str(gpu.get("uuid")) for record in records.values() for gpu in record.gpus})
     parts = [
         format_range({verdict.rounds for verdict in judged}, "round"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jobs.run import Run
-from jobs.verdicts.judge import Verdict
+from jobs.verdicts.judge import Round, Verdict
 
 # Verdicts that a table leaves out unless all are asked for
 UNIMPORTANT = ("new", "gone", "not measured")
@@ -26,6 +27,7 @@ class Compared:
     judged: Verdict | None = None  # that on the times, with their ratio; None: there is none
     detail: str = ""  # such as `oom`
     baseline_run: Run | None = None  # None: the baseline is the same run
+    rounds: Sequence[Round] = ()  # those of a block with both times
     pending: bool = False  # whether a run that is not measured may still get a result
 
     @property

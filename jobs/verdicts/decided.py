@@ -18,7 +18,7 @@ from jobs.results.record import Record
 from jobs.results.record_reader import RecordTail
 from jobs.status import Status
 from jobs.sweep.schema import Blocks
-from jobs.verdicts.block_cells import judged
+from jobs.verdicts.block_cells import judge_pairs
 from jobs.verdicts.judge import MARGIN
 from jobs.verdicts.pairs import paired_rounds
 
@@ -59,9 +59,10 @@ def judge_block(
         and not pair.wrong
         and pair.candidate not in stuck
     ]
+    judge_pairs(wanted, margin or MARGIN, ONE_SIDED_OF_WORKERS)
     undecided = [
         f"{pair.candidate[:8]} {pair.phase}"
-        for pair in judged(wanted, margin or MARGIN, ONE_SIDED_OF_WORKERS)
+        for pair in wanted
         if len(pair.rounds) < FEWEST_ROUNDS or not pair.verdict or pair.verdict.verdict == "unsure"
     ]
     if any(pair.rounds for pair in own):

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 from itertools import combinations
-from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
@@ -22,12 +21,12 @@ from jobs.frame.metrics import median_ms
 from jobs.frame.results import Result, list_results
 from jobs.results.counting import allocation_of, code_of, wrong_code
 from jobs.results.record import Record
-from jobs.results.run_states import Observation, observe
+from jobs.results.run_states import Observation
 from jobs.run import Run
 from jobs.status import Status
 from jobs.verdicts.compared import Compared
 from jobs.verdicts.conditions import on_same_gpus
-from jobs.verdicts.judge import CONFIDENCE, LEVEL, Decision, Verdict
+from jobs.verdicts.judge import CONFIDENCE, LEVEL, Decision, Estimate, Verdict
 from jobs.verdicts.pairs import TOO_SHORT
 
 # Floors as relative differences. With torch's attention on 45 H200 GPUs, two processes differed by
@@ -36,26 +35,7 @@ SAME_GPUS, OTHER_GPUS, WITHOUT_REPEATS = 0.05, 0.07, 0.25
 ON_CPUS = 0.25  # chosen: other work on the machine can change times by as much
 ENOUGH = 4  # degrees of freedom from which on repeats tell how much a time varies
 RunOnDevice = tuple[str, str]  # run id, name of the device; "" if it is unknown
-
-
-class Processes(NamedTuple):
-    """The times of a phase in the processes of a run."""
-
-    # Logarithm of the median time in ms of each process. Of several allocations their means,
-    # because processes share the GPUs of their allocation. Empty if a time is 0.
-    logs: list[float]
-    number: int
-    allocations: set[str]
-
-    @classmethod
-    def of(cls, times: list[tuple[str, float]]) -> Processes:
-        """Return processes, each given by its allocation and its time."""
-        logs: dict[str, list[float]] = {}
-        for allocation, ms in times if all(ms > 0 for _, ms in times) else ():
-            logs.setdefault(allocation, []).append(math.log(ms))
-        found = list(logs.values())
-        units = found[0] if len(found) == 1 else [fmean(each) for each in found]
-        return cls(units, len(times), {allocation for allocation, _ in times})
+Processes = dict[str, list[float]]  # times of a phase in ms, one of each process, by allocation
 
 
 class Times(NamedTuple):
@@ -71,60 +51,59 @@ NOTHING = Times([], [], {}, False)
 Matched = dict[RunOnDevice, tuple[Times, Times]]  # results before and after
 
 
-class Side(NamedTuple):
-    """One of two results folders that are compared."""
+def matched(before: Observation, after: Observation) -> Matched:
+    """Return the results of each run and device in two folders, `NOTHING` if it has none.
 
-    observation: Observation
-    results: dict[RunOnDevice, Times]
-
-
-def read_side(folder: Path) -> Side:
-    """Read one of two results folders.
-
-    Raises:
-        FileNotFoundError: if the folder does not contain submissions.
-        UnreadableResults: if it cannot be read.
+    A run without a record has no device. It gets those that it has in the other folder.
     """
-    observation = observe(folder)
+    old, new = _times_in(before), _times_in(after)
+    old, new = _with_devices(old, new), _with_devices(new, old)
+    return {key: (old.get(key, NOTHING), new.get(key, NOTHING)) for key in {**old, **new}}
+
+
+def _times_in(observation: Observation) -> dict[RunOnDevice, Times]:
     results: defaultdict[RunOnDevice, list[Result]] = defaultdict(list)
     for result in list_results(observation):
         results[result.run.id, result.device].append(result)
     wrong = wrong_code(observation.records)
-    return Side(observation, {key: _times(found, wrong) for key, found in results.items()})
+    return {key: _times(found, wrong) for key, found in results.items()}
 
 
 def _times(results: list[Result], wrong: Collection[tuple[str, str, str | None]]) -> Times:
     found = [result.outcome for result in results if result.outcome is not None]
     records = [record for record in found if record.status is Status.ok]
-    times: defaultdict[str, list[tuple[str, float]]] = defaultdict(list)
+    phases: dict[str, Processes] = {}
     for record in records:
         assert record.measurements is not None  # of every record with status ok
         for phase in record.measurements.samples_ms:
-            time = median_ms(record.measurements, phase) or 0.0
-            times[phase].append((allocation_of(record), time))
-    phases = {phase: Processes.of(found) for phase, found in times.items()}
+            of_phase = phases.setdefault(phase, {}).setdefault(allocation_of(record), [])
+            of_phase.append(median_ms(record.measurements, phase) or 0.0)
     is_wrong = any(each.status is Status.wrong or code_of(each) in wrong for each in found)
     return Times([result.status for result in results], records, phases, is_wrong)
 
 
-def matched(before: Side, after: Side) -> Matched:
-    """Return the results of each run and device in two folders, `NOTHING` if it has none.
-
-    A run without a record has no device. It gets those that it has in the other folder.
-    """
-    old, new = _with_devices(before, after), _with_devices(after, before)
-    return {key: (old.get(key, NOTHING), new.get(key, NOTHING)) for key in {**old, **new}}
-
-
-def _with_devices(side: Side, other: Side) -> dict[RunOnDevice, Times]:
+def _with_devices(
+    own: dict[RunOnDevice, Times], other: Iterable[RunOnDevice]
+) -> dict[RunOnDevice, Times]:
     devices: defaultdict[str, list[str]] = defaultdict(list)
-    for run, device in other.results:
+    for run, device in other:
         devices[run].append(device)
     return {
         (run, each): times
-        for (run, device), times in side.results.items()
+        for (run, device), times in own.items()
         for each in ([device] if device else devices.get(run, [""]))
     }
+
+
+def _logs(processes: Processes) -> list[float]:
+    """Return the logarithm of the time of each process. Empty if a time is 0.
+
+    Of several allocations it returns the means, because processes share the GPUs of theirs.
+    """
+    if not all(ms > 0 for times in processes.values() for ms in times):
+        return []
+    logs = [[math.log(ms) for ms in times] for times in processes.values()]
+    return logs[0] if len(logs) == 1 else [fmean(each) for each in logs]
 
 
 def folder_cells(
@@ -140,35 +119,36 @@ def folder_cells(
     for (run_id, device), (a, b) in results.items():
         if chosen is not None and run_id not in chosen:
             continue
-        run = runs[run_id]
+        cell = Compared(runs[run_id], device, "", "not measured")
         if outcome := _without_times(a, b):
             verdict, detail = outcome
             pending = verdict == "not measured" and any(status.is_live for status in b.statuses)
-            cells.append(Compared(run, device, "", verdict, detail=detail, pending=pending))
+            cells.append(replace(cell, verdict=verdict, detail=detail, pending=pending))
             continue
         same_gpus = on_same_gpus(a.records, b.records)
         for phase in {**a.phases, **b.phases}:
-            ours, theirs = a.phases.get(phase), b.phases.get(phase)
-            if ours is None or theirs is None:
-                cells.append(Compared(run, device, phase, "gone" if ours else "new"))
-            elif not (ours.logs and theirs.logs):
-                cells.append(Compared(run, device, phase, "not measured", detail=TOO_SHORT))
-            else:
-                noise = noises[phase, device]
-                floor = noise.floor(device, same_gpus)
-                judged = _judge(ours, theirs, noise, floor, margin)
-                why = judged.why_unsure if judged.verdict == "unsure" else []
-                cell = Compared(
-                    run,
-                    device,
-                    phase,
-                    judged.verdict,
-                    before=math.exp(fmean(ours.logs)),
-                    after=math.exp(fmean(theirs.logs)),
-                    detail="; ".join(filter(None, [_reasons(b), *why])),
-                    judged=judged,
-                )
-                cells.append(cell)
+            cell = replace(cell, phase=phase)
+            if phase not in a.phases or phase not in b.phases:
+                cells.append(replace(cell, verdict="gone" if phase in a.phases else "new"))
+                continue
+            ours, theirs = _logs(a.phases[phase]), _logs(b.phases[phase])
+            if not (ours and theirs):
+                cells.append(replace(cell, detail=TOO_SHORT))
+                continue
+            noise = noises[phase, device]
+            judged = _judge(
+                a.phases[phase], b.phases[phase], noise, noise.floor(device, same_gpus), margin
+            )
+            why = judged.why_unsure if judged.verdict == "unsure" else []
+            timed = replace(
+                cell,
+                verdict=judged.verdict,
+                before=math.exp(fmean(ours)),
+                after=math.exp(fmean(theirs)),
+                detail="; ".join(filter(None, [_reasons(b), *why])),
+                judged=judged,
+            )
+            cells.append(timed)
     return cells
 
 
@@ -208,13 +188,14 @@ class _Noise:
 
     def add(self, processes: Processes) -> None:
         """Add the processes of a run in a folder."""
-        if len(processes.logs) < 2:
+        logs = _logs(processes)
+        if len(logs) < 2:
             return
-        mean = fmean(processes.logs)
-        self.squares += math.fsum([(log - mean) ** 2 for log in processes.logs])
-        self.freedom += len(processes.logs) - 1
-        if len(processes.allocations) > 1:
-            self.differences += [abs(a - b) for a, b in combinations(processes.logs, 2)]
+        mean = fmean(logs)
+        self.squares += math.fsum([(log - mean) ** 2 for log in logs])
+        self.freedom += len(logs) - 1
+        if len(processes) > 1:
+            self.differences += [abs(a - b) for a, b in combinations(logs, 2)]
 
     def floor(self, device: str, same_gpus: bool) -> float:
         """Return the relative difference up to which folders with the same code differ."""
@@ -243,27 +224,23 @@ def _judge(
     The noise is that of the run if it has enough repeats, else that of all runs (`pooled`). The
     interval is that of Student's t, and at least as wide as the floor.
     """
-    from scipy.special import stdtr, stdtrit
-
     own = _Noise()
     own.add(before)
     own.add(after)
     noise = own if own.freedom >= ENOUGH else pooled
-    mean = fmean(after.logs) - fmean(before.logs)
-    p, half = None, math.log1p(floor)
-    if noise.freedom:
-        variance = noise.squares / noise.freedom
-        error = math.sqrt(variance * (1 / len(before.logs) + 1 / len(after.logs)))
-        half = max(half, float(stdtrit(noise.freedom, (1 + CONFIDENCE) / 2)) * error)
-        if noise.freedom >= ENOUGH:
-            t = abs(mean) / error if error else math.inf if mean else 0.0
-            p = 2 * float(stdtr(noise.freedom, -t))
-    limit = math.log1p(margin)
+    ours, theirs = _logs(before), _logs(after)
+    variance = noise.squares / max(noise.freedom, 1)
+    error = math.sqrt(variance * (1 / len(ours) + 1 / len(theirs)))
+    found = Estimate(fmean(theirs) - fmean(ours), error, noise.freedom)
+    p = found.p if noise.freedom >= ENOUGH else None
+    half = max(math.log1p(floor), found.half_width(CONFIDENCE) if noise.freedom else 0.0)
+    limit, size = math.log1p(margin), abs(found.mean)
     verdict: Decision = "unsure"
-    if abs(mean) > half and (p is None or p < LEVEL):
-        verdict = "slower" if mean > 0 else "faster"
-    elif abs(mean) + half <= limit:
+    if size > half and (p is None or p < LEVEL):
+        verdict = "slower" if found.mean > 0 else "faster"
+    elif size + half <= limit:
         verdict = "same"
+    mean = found.mean
     ratio, low, high = (math.exp(min(log, 700.0)) for log in (mean, mean - half, mean + half))
     return Verdict(
         verdict,
@@ -271,8 +248,8 @@ def _judge(
         low,
         high,
         p,
-        rounds=before.number + after.number,
-        allocations=len(before.allocations | after.allocations),
+        rounds=sum(map(len, [*before.values(), *after.values()])),
+        allocations=len(before.keys() | after.keys()),
         floor=floor,
         not_slower=mean + half <= limit,
         beyond_margin=mean > limit,

@@ -14,6 +14,8 @@ from typing import Literal
 
 import numpy as np
 
+from jobs.results.record import Record
+
 MARGIN = 0.01  # default relative difference up to which two times count as the same
 LEVEL = 0.005  # largest p value of the verdicts faster and slower
 CONFIDENCE = 0.95  # of the interval
@@ -39,6 +41,7 @@ class Round:
     baseline: tuple[float, ...]  # one or two times in ms; the second is that of the A/A process
     candidate: float  # time in ms
     resolution_ms: float = 0.0  # step of the clock that measured the times
+    records: tuple[Record, ...] = ()  # of the baseline, and last the candidate
 
     @property
     def log_ratio(self) -> float:
@@ -108,25 +111,24 @@ def judge(
             instead.
         one_sided: level of the tests for the verdict same.
     """
-    estimates = _shared([_Estimate.of(rounds) for rounds in cells])
+    found = _shared([_Logs.of(rounds) for rounds in cells])
     return [
-        _verdict(estimate, margin, floor, one_sided)
-        for estimate, floor in zip(estimates, floors, strict=True)
+        _verdict(logs, margin, floor, one_sided) for logs, floor in zip(found, floors, strict=True)
     ]
 
 
-def _verdict(estimate: _Estimate, margin: float, floor: float | None, one_sided: float) -> Verdict:
-    same = math.log1p(margin)
-    if not estimate.freedom:  # a single round
-        ratio, is_beyond = math.exp(estimate.mean), estimate.mean > same
+def _verdict(logs: _Logs, margin: float, floor: float | None, one_sided: float) -> Verdict:
+    same, whole = math.log1p(margin), logs.pooled
+    if not logs.freedom:  # a single round
+        ratio, is_beyond = math.exp(whole.mean), whole.mean > same
         return Verdict("unsure", ratio, None, None, None, 1, 1, floor, beyond_margin=is_beyond)
     least = same if floor is None else math.log1p(floor)
-    whole, alone = estimate, [estimate]
-    if estimate.are_unlike:
-        whole, alone = estimate.over_allocations, estimate.allocations()
+    alone = [whole]
+    if logs.are_unlike:
+        whole, alone = logs.over_allocations, logs.alone
     decisions = [each.decision(same, least, one_sided) for each in alone]
     agree = len(set(decisions)) == 1
-    unlike = zip(estimate.names, decisions, map(math.exp, estimate.means), strict=True)
+    unlike = zip(logs.names, decisions, map(math.exp, logs.means), strict=True)
     half = whole.half_width(CONFIDENCE)
     return Verdict(
         decisions[0] if agree else "unsure",
@@ -134,8 +136,8 @@ def _verdict(estimate: _Estimate, margin: float, floor: float | None, one_sided:
         low=_exp(whole.mean - half),
         high=_exp(whole.mean + half),
         p=max(each.p for each in alone) if agree else 1.0,
-        rounds=sum(estimate.counts),
-        allocations=len(estimate.counts),
+        rounds=sum(logs.counts),
+        allocations=len(logs.counts),
         floor=floor,
         not_slower=all(e.mean + e.half_width(1 - 2 * ONE_SIDED) < same for e in alone),
         beyond_margin=whole.mean > same,
@@ -204,8 +206,40 @@ def established(verdicts: Sequence[Verdict]) -> list[bool]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Estimate:
-    """Mean of log ratios, by allocation, and their variance within an allocation."""
+class Estimate:
+    """A mean of logarithms, judged by Student's t."""
+
+    mean: float
+    error: float  # standard error of the mean
+    freedom: float  # degrees of freedom
+
+    @property
+    def p(self) -> float:
+        """Two-sided p value of the mean 0."""
+        from scipy.special import stdtr
+
+        if self.error == 0:
+            return 1.0 if self.mean == 0 else 0.0
+        return 2 * float(stdtr(self.freedom, -abs(self.mean) / self.error))
+
+    def half_width(self, confidence: float) -> float:
+        """Return the half width of the interval of the mean."""
+        from scipy.special import stdtrit
+
+        return float(stdtrit(self.freedom, 1 - (1 - confidence) / 2)) * self.error
+
+    def decision(self, same: float, least: float, one_sided: float) -> Decision:
+        """Return the verdict. `same` and `least` are the logarithms of the margin and the floor."""
+        if abs(self.mean) + self.half_width(1 - 2 * one_sided) < same:
+            return "same"
+        if self.p < LEVEL and abs(self.mean) > least:
+            return "slower" if self.mean > 0 else "faster"
+        return "unsure"
+
+
+@dataclass(frozen=True, slots=True)
+class _Logs:
+    """Means of the log ratios of a cell by allocation, and their variance within an allocation."""
 
     names: tuple[str, ...]  # of the allocations
     means: tuple[float, ...]
@@ -217,7 +251,7 @@ class _Estimate:
     blur: float
 
     @classmethod
-    def of(cls, rounds: Sequence[Round]) -> _Estimate:
+    def of(cls, rounds: Sequence[Round]) -> _Logs:
         groups: dict[str, list[float]] = {}
         for round in rounds:
             groups.setdefault(round.allocation, []).append(round.log_ratio)
@@ -236,10 +270,29 @@ class _Estimate:
         return cls(tuple(groups), means, counts, variance, freedom, _blur(rounds))
 
     @property
-    def mean(self) -> float:
-        """Mean over rounds."""
+    def pooled(self) -> Estimate:
+        """The mean over rounds, whatever their allocation."""
+        count = sum(self.counts)
         sums = (count * mean for count, mean in zip(self.counts, self.means, strict=True))
-        return math.fsum(sums) / sum(self.counts)
+        return Estimate(math.fsum(sums) / count, self._error(count), self.freedom)
+
+    @property
+    def alone(self) -> list[Estimate]:
+        """The mean of each allocation. They have the same variance."""
+        return [
+            Estimate(mean, self._error(count), self.freedom)
+            for count, mean in zip(self.counts, self.means, strict=True)
+        ]
+
+    @property
+    def over_allocations(self) -> Estimate:
+        """The mean over allocations, with an error that includes the variation of hosts."""
+        count = len(self.means)
+        error = math.sqrt(np.var(self.means, ddof=1) / count)
+        return Estimate(fmean(self.means), error, count - 1)
+
+    def _error(self, count: int) -> float:
+        return math.sqrt(self.variance / count + self.blur)
 
     @property
     def are_unlike(self) -> bool:
@@ -254,50 +307,6 @@ class _Estimate:
         ratio = between / others / (self.variance + self.blur + _TINY)
         return float(fdtrc(others, self.freedom, ratio)) < UNLIKE_LEVEL
 
-    def allocations(self) -> list[_Estimate]:
-        """Return the estimate of each allocation. They have the same variance."""
-        return [
-            replace(self, names=(name,), means=(mean,), counts=(count,))
-            for name, mean, count in zip(self.names, self.means, self.counts, strict=True)
-        ]
-
-    @property
-    def error(self) -> float:
-        """Standard error of the mean, of at least two rounds."""
-        return math.sqrt(self.variance / sum(self.counts) + self.blur)
-
-    @property
-    def p(self) -> float:
-        """Two-sided p value of the mean 0."""
-        from scipy.special import stdtr
-
-        if self.error == 0:
-            return 1.0 if self.mean == 0 else 0.0
-        return 2 * float(stdtr(self.freedom, -abs(self.mean) / self.error))
-
-    def half_width(self, confidence: float) -> float:
-        """Return the half width of the interval of the mean."""
-        from scipy.special import stdtrit
-
-        return float(stdtrit(self.freedom, 1 - (1 - confidence) / 2)) * self.error
-
-    @property
-    def over_allocations(self) -> _Estimate:
-        """The estimate whose error includes the variation of hosts, from one mean of each."""
-        count, mean = len(self.means), fmean(self.means)
-        variance = float(np.var(self.means, ddof=1)) / count
-        return replace(
-            self, means=(mean,), counts=(1,), variance=variance, freedom=count - 1, blur=0.0
-        )
-
-    def decision(self, same: float, least: float, one_sided: float) -> Decision:
-        """Return the verdict. `same` and `least` are the logarithms of the margin and the floor."""
-        if abs(self.mean) + self.half_width(1 - 2 * one_sided) < same:
-            return "same"
-        if self.p < LEVEL and abs(self.mean) > least:
-            return "slower" if self.mean > 0 else "faster"
-        return "unsure"
-
 
 def _blur(rounds: Sequence[Round]) -> float:
     """Return the variance of the log ratio because times are rounded to steps of the clock."""
@@ -309,8 +318,8 @@ def _blur(rounds: Sequence[Round]) -> float:
     return sum((step / time) ** 2 / 12 for time in times)  # variance of a uniform distribution
 
 
-def _shared(estimates: Sequence[_Estimate]) -> list[_Estimate]:
-    """Return estimates whose variances use what all cells show together.
+def _shared(cells: Sequence[_Logs]) -> list[_Logs]:
+    """Return the cells with variances that use what all cells show together.
 
     Few rounds know their variance badly. Their variances are taken as draws from one distribution,
     a scaled inverse chi-squared one, whose scale and degrees of freedom come from all cells (Smyth,
@@ -319,13 +328,13 @@ def _shared(estimates: Sequence[_Estimate]) -> list[_Estimate]:
     larger variance may be noisier than the others. It keeps its own variance, and the larger that
     is, the fewer degrees of freedom of the others it gets, so that it does not become sure.
     """
-    own = [each for each in estimates if sum(each.counts) >= FEWEST_SHARED]
+    own = [each for each in cells if sum(each.counts) >= FEWEST_SHARED]
     if len(own) < 2:
-        return list(estimates)
+        return list(cells)
     scale, freedom = _prior([each.variance + _TINY for each in own], [e.freedom for e in own])
     whole = sum(each.freedom for each in own)
     shared = []
-    for each in estimates:
+    for each in cells:
         if sum(each.counts) < FEWEST_SHARED:
             shared.append(each)
             continue

@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from jobs.frame.metrics import median_ms
 from jobs.results.counting import Execution, code_of, judged_executions, place_of, wrong_code
@@ -16,43 +15,52 @@ from jobs.results.record import Record
 from jobs.status import Status
 from jobs.verdicts.judge import RESOLUTION_MS, Round, Verdict
 
-_Key = tuple[str, str, str, str, str, str]  # the fields of `Pair` before `rounds`
-# A round, or the reason why it has not both times, and its records: of the baseline, and last the
-# candidate
-_Outcome = tuple[Round | str, tuple[Record, ...]]
-
 TOO_SHORT = "time of 0 ms"
 # Statuses with which a candidate fails by itself, and not because it was stopped.
 _LASTING = (Status.error, Status.wrong, Status.oom, Status.timeout)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pair:
-    """The rounds of a candidate and the baseline of its block, for one phase and device."""
+    """The complete rounds of a candidate and the baseline of its block, for a phase and device."""
 
     candidate: str  # run id
     baseline: str  # run id
-    baseline_checkout: str  # name of the checkout of its code, empty for the present code
     block: str  # id of the block
     phase: str
     device: str
-    rounds: tuple[Round, ...]
-    # Complete rounds without both times: their number by reason, e.g. {"baseline: oom": 1}. A
-    # reason is the status of the run that has no time, "no such phase" or "time of 0 ms".
-    left_out: Counter[str]
-    # Number of those in which the candidate failed by itself. Those of an allocation in which it
-    # was never measured, for example because a library was missing, do not count if it was measured
-    # in every round of the latest allocation.
-    failures: int
-    records: tuple[tuple[Record, ...], ...]  # of the baseline, and last the candidate, by round
+    rounds: list[Round] = field(default_factory=list)  # those with both times
+    # The allocation of each other round, and its reason: the status of the run that has no time,
+    # such as "baseline: oom", "no such phase" or "time of 0 ms".
+    left_out: list[tuple[str, str]] = field(default_factory=list)
+    latest: str = ""  # allocation of the latest round
     wrong: str = ""  # whose output was ever wrong with this code: "candidate", "baseline" or ""
     verdict: Verdict | None = None  # None: there are no rounds, or they are not judged yet
 
     @property
+    def failures(self) -> int:
+        """The number of rounds in which the candidate failed by itself.
+
+        Those of an allocation in which it was never measured, for example because a library was
+        missing, do not count if it was measured in every round of the latest allocation.
+        """
+        found = self.left_out
+        if self.latest not in {allocation for allocation, _ in found}:
+            measured = {round.allocation for round in self.rounds}
+            found = [each for each in found if each[0] in measured]
+        return sum(reason in _LASTING for _, reason in found)
+
+    @property
+    def reason(self) -> str:
+        """The most frequent reason of rounds that are left out. Empty: none are."""
+        counts = Counter(reason for _, reason in self.left_out)
+        return max(counts, key=lambda reason: counts[reason], default="")
+
+    @property
     def is_launch_bound(self) -> bool:
         """Whether the host, not the GPU, determined the time of the phase in some process."""
-        facts = (r.measurements.facts for pair in self.records for r in pair if r.measurements)
-        marked = (one.get("launch_bound") for one in facts)
+        records = (record for round in self.rounds for record in round.records)
+        marked = (r.measurements.facts.get("launch_bound") for r in records if r.measurements)
         return any(isinstance(phases, list) and self.phase in phases for phases in marked)
 
 
@@ -69,7 +77,7 @@ def paired_rounds(records: Sequence[Record]) -> list[Pair]:
     executions = judged_executions(records)
     phases = _phases([execution for _, execution in executions])
     wrong = wrong_code(records)
-    found: dict[_Key, dict[str, list[_Outcome]]] = {}  # outcomes of rounds by allocation
+    pairs: dict[tuple[str, str, str, str, str], Pair] = {}
     for allocation, execution in executions:
         twice = sorted(
             (record for record in execution if place_of(record).baseline),
@@ -80,44 +88,18 @@ def paired_rounds(records: Sequence[Record]) -> list[Pair]:
         candidates = [record for record in execution if not place_of(record).baseline]
         first, block = twice[0], place_of(twice[0]).id
         for phase in phases[block]:
-            baseline = [_value(record, phase) for record in twice]
             for record in candidates:
-                key = (record.run, first.run, first.checkout, block, phase, first.device)
-                values = [*baseline, _value(record, phase)]
-                outcome = _round(allocation, values, bool(record.gpus)), (*twice, record)
-                found.setdefault(key, {}).setdefault(allocation, []).append(outcome)
-    return [_pair(key, outcomes, wrong) for key, outcomes in found.items()]
-
-
-def _pair(
-    key: _Key, outcomes: dict[str, list[_Outcome]], wrong: Container[tuple[Any, ...]]
-) -> Pair:
-    """Return a pair.
-
-    `key` has the fields of the pair before `rounds`. `outcomes` has those of the rounds of each
-    allocation. Allocations are ordered by their first round.
-    """
-    every = [outcome for found in outcomes.values() for outcome in found]
-    rounds = [(found, records) for found, records in every if isinstance(found, Round)]
-    *_, latest = outcomes.values()
-    is_repaired = all(isinstance(found, Round) for found, _ in latest)
-    failures = sum(
-        found in _LASTING
-        for of_allocation in outcomes.values()
-        if not is_repaired or any(isinstance(found, Round) for found, _ in of_allocation)
-        for found, _ in of_allocation
-    )
-    _, (baseline, *_, candidate) = every[-1]
-    sides = {"candidate": candidate, "baseline": baseline}
-    bad = (side for side, record in sides.items() if code_of(record) in wrong)
-    return Pair(
-        *key,
-        tuple(round for round, _ in rounds),
-        Counter(found for found, _ in every if isinstance(found, str)),
-        failures,
-        tuple(records for _, records in rounds),
-        next(bad, ""),
-    )
+                key = (record.run, first.run, block, phase, first.device)
+                pair = pairs.setdefault(key, Pair(*key))
+                found = _round(allocation, (*twice, record), phase)
+                if isinstance(found, Round):
+                    pair.rounds.append(found)
+                else:
+                    pair.left_out.append((allocation, found))
+                pair.latest = allocation
+                sides = {"candidate": record, "baseline": first}
+                pair.wrong = next((side for side, r in sides.items() if code_of(r) in wrong), "")
+    return list(pairs.values())
 
 
 def _phases(executions: list[Execution]) -> dict[str, list[str]]:
@@ -134,9 +116,9 @@ def _phases(executions: list[Execution]) -> dict[str, list[str]]:
     }
 
 
-def _round(allocation: str, values: Sequence[float | str], on_gpu: bool) -> Round | str:
+def _round(allocation: str, records: tuple[Record, ...], phase: str) -> Round | str:
     """Return a round, or the reason why one of its values is missing."""
-    *baseline, candidate = values
+    *baseline, candidate = (_value(record, phase) for record in records)
     if isinstance(candidate, str):
         return candidate
     times = []
@@ -144,7 +126,8 @@ def _round(allocation: str, values: Sequence[float | str], on_gpu: bool) -> Roun
         if isinstance(value, str):
             return f"baseline: {value}"
         times.append(value)
-    return Round(allocation, tuple(times), candidate, RESOLUTION_MS if on_gpu else 0.0)
+    resolution_ms = RESOLUTION_MS if records[-1].gpus else 0.0
+    return Round(allocation, tuple(times), candidate, resolution_ms, records)
 
 
 def _value(record: Record, phase: str) -> float | str:

@@ -11,7 +11,6 @@ from jobs.results.run_states import observe
 from jobs.sweep.load import load_sweep
 from jobs.verdicts.compare import Comparison, compare_blocks, compare_folders
 from jobs.verdicts.compared import Compared
-from jobs.verdicts.folder_cells import read_side
 from tests.jobs.results_folder import H200, TOY, Outcome, Outcomes, ResultsFolder, load, ok, write
 
 Fate = Callable[[dict[str, Any], int], Outcome]  # of parameters and repeat
@@ -75,7 +74,7 @@ def compared(folder: ResultsFolder, margin: float | None = None) -> Comparison:
 def compared_folders(
     before: ResultsFolder, after: ResultsFolder, margin: float | None = None
 ) -> Comparison:
-    return compare_folders(read_side(before.path), read_side(after.path), margin)
+    return compare_folders(observe(before.path), observe(after.path), margin)
 
 
 def only(comparison: Comparison) -> Compared:

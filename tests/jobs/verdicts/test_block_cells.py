@@ -344,16 +344,25 @@ def judged(tmp_path: Path, outcome: Fate, rounds: int = 5, *phases: str) -> Judg
 
 
 def test_a_block_is_decided_from_the_third_round(tmp_path: Path) -> None:
-    slow = noisy(1.3)
+    slow = noisy(1.3, sigma=0.0)
     assert judged(tmp_path / "two", slow, 2).undecided
     assert judged(tmp_path / "three", slow, 3).is_decided
 
 
-def test_cells_that_cannot_be_decided_do_not_keep_a_block_open(tmp_path: Path) -> None:
-    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
-        return failed("wrong" if repeat == 2 else "error") if params["mode"] == "fast" else ok(1)
+@pytest.mark.parametrize(
+    ("status", "when"), [("error", ALWAYS), ("wrong", {2}), ("oom", {4}), ("error", {4})]
+)
+def test_cells_that_cannot_be_decided_do_not_keep_a_block_open(
+    tmp_path: Path, status: str, when: set[int]
+) -> None:
+    undecided = noisy(1.0, sigma=0.1)
 
-    assert judged(tmp_path, outcome).is_decided
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        fails = params["mode"] == "fast" and repeat in when
+        return failed(status) if fails else undecided(params, repeat)
+
+    # An error in one round alone does not show that there will be no more rounds.
+    assert judged(tmp_path, outcome).is_decided == ((status, when) != ("error", {4}))
 
 
 def test_a_phase_that_no_run_has_is_never_decided(tmp_path: Path) -> None:
