@@ -321,9 +321,9 @@ def _phase(name: str, result: Result, given: str | None) -> str:
     phases or the run has no measurements.
     """
     measured = result.measurements
-    if given or measured is None or not metric_named(name).has_phases:
+    if given or measured is None:
         return given or ""
-    found = phases_with(measured, name)
+    found = phases_with(measured, metric_named(name))
     if len(found) > 1:
         raise TableError(
             f"value({name!r}): the run has several phases; phase must be one of {', '.join(found)}"
