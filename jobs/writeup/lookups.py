@@ -213,7 +213,7 @@ class AnswerLookups:
         _require_known(name, statistic, unit)
         _require_one_run(f"value({name!r})", results, params)
         metric = metric_named(name, unit)
-        rows = list(rows_of(results, [metric], lambda result, _: [_phase(name, result, phase)]))
+        rows = [row for r in results for row in rows_of([r], metric, [_phase(name, r, phase)])]
         if not rows:
             return None
         self._cells.append(Cell(rows, statistic))

@@ -66,8 +66,9 @@ def make_pivot(shown: Shown) -> Pivot:
         columns.append("value")
     rows = [*shown.extra_dimensions([*rows, *columns]), *rows]
     grouped: dict[tuple[Key, Key], list[Row]] = {}
-    for row in rows_of(results, metrics, lambda result, metric: wanted[metric.name]):
-        grouped.setdefault((_key(row, rows), _key(row, columns)), []).append(row)
+    for metric in metrics:
+        for row in rows_of(results, metric, wanted[metric.name]):
+            grouped.setdefault((_key(row, rows), _key(row, columns)), []).append(row)
     cells = {place: Cell(found, view.statistic) for place, found in grouped.items()}
     orders = {"phase": phases, "value": [metric.name for metric in metrics]}
     row_keys = shown.sorted({row for row, _ in cells}, rows, **orders)
