@@ -15,7 +15,8 @@ from matplotlib.collections import LineCollection
 from scipy import stats
 
 from jobs.frame.results import list_results
-from jobs.report.tables.report_table import ReportTable, make_report_table
+from jobs.report.tables.report_table import make_report_table
+from jobs.report.tables.table import ReportTable
 from jobs.results.run_states import observe
 from jobs.sweep.views import Table
 from tests.jobs.report.test_aggregate import cli
