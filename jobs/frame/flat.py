@@ -86,7 +86,7 @@ def _numbers(results: _Group, phase: str | None) -> dict[str, Any]:
     for column, metric in _CELLS.items():
         if phase is None and metric.has_phases:
             continue
-        cell = Cell(list(rows_of(results, [metric], lambda *_: [phase or ""])))
+        cell = Cell(list(rows_of(results, metric, [phase or ""])))
         if not cell.measured:
             continue
         if column != "time":

@@ -7,7 +7,7 @@ value that a benchmark returns, such as fact.weights_bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,6 +44,9 @@ class Metric:
     label: str  # text for column headers
     unit: str
     direction: str  # the better direction, "lower" or "higher"
+    # Field of the measurements with what the metric needs by phase. A rate also needs the times.
+    # "": the metric has one value per run.
+    needs: str = ""
 
     @property
     def header(self) -> str:
@@ -68,7 +71,7 @@ class Metric:
     @property
     def is_sampled(self) -> bool:
         """Whether the metric has one value per timed sample. This is true for times and rates."""
-        return self.name != "peak_memory" and self.has_phases
+        return self.has_phases and self.name != "peak_memory"
 
     @property
     def is_timed(self) -> bool:
@@ -79,7 +82,7 @@ class Metric:
     @property
     def has_phases(self) -> bool:
         """Whether the metric has values for each phase. If False, it has one value per run."""
-        return not self.name.startswith(NAMED) and self.name != "compiling_seconds"
+        return self.needs != ""
 
 
 def _contains(title: str, words: str) -> bool:
@@ -90,13 +93,13 @@ def _contains(title: str, words: str) -> bool:
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("time", "time", "ms", "lower"),
-        Metric("tflops", "TFLOP/s", "TFLOP/s", "higher"),
-        Metric("bandwidth", "bandwidth", "GB/s", "higher"),
-        Metric("bus_bandwidth", "bus bandwidth", "GB/s", "higher"),
-        Metric("mfu", "MFU", "%", "higher"),  # percent of the datasheet's peak FLOP/s
-        Metric("tokens_per_second", "tokens/s", "tokens/s", "higher"),
-        Metric("peak_memory", "peak memory", "GiB", "lower"),
+        Metric("time", "time", "ms", "lower", "samples_ms"),
+        Metric("tflops", "TFLOP/s", "TFLOP/s", "higher", "flops"),
+        Metric("bandwidth", "bandwidth", "GB/s", "higher", "bytes"),
+        Metric("bus_bandwidth", "bus bandwidth", "GB/s", "higher", "bus_bytes"),
+        Metric("mfu", "MFU", "%", "higher", "flops"),  # percent of the datasheet's peak FLOP/s
+        Metric("tokens_per_second", "tokens/s", "tokens/s", "higher", "tokens"),
+        Metric("peak_memory", "peak memory", "GiB", "lower", "peak_memory_bytes"),
         Metric("compiling_seconds", "compilation", "s", "lower"),
     )
 }
@@ -104,8 +107,7 @@ METRICS = {
 
 def metrics_of(view: Table | Plot) -> list[Metric]:
     """Return the metrics that a table or plot shows, with its unit and its better direction."""
-    names = [view.value] if isinstance(view.value, str) else view.value
-    return [metric_named(name, view.unit, view.direction) for name in names]
+    return [metric_named(name, view.unit, view.direction) for name in view.values]
 
 
 def metric_named(name: str, unit: str | None = None, direction: str | None = None) -> Metric:
@@ -159,31 +161,10 @@ def measured_phases(measurements: Measurements) -> list[str]:
     return list(dict.fromkeys([*measurements.samples_ms, *measurements.peak_memory_bytes]))
 
 
-def phases_with(measurements: Measurements, metric: str) -> list[str]:
+def phases_with(measurements: Measurements, metric: Metric) -> list[str]:
     """Return the phases, such as forward, for which a metric can be computed from measurements."""
-    return [phase for phase in _by_phase(measurements, metric) if _has(measurements, metric, phase)]
-
-
-# What a metric needs in addition to the times, as a field of the measurements
-_NEEDED = {
-    "peak_memory": "peak_memory_bytes",
-    "tflops": "flops",
-    "mfu": "flops",
-    "bandwidth": "bytes",
-    "bus_bandwidth": "bus_bytes",
-    "tokens_per_second": "tokens",
-}
-
-
-def _by_phase(m: Measurements, metric: str) -> Mapping[str, Any]:
-    """Return the measured values that a metric needs by phase: those in `_NEEDED`, or times."""
-    found: Mapping[str, Any] = getattr(m, _NEEDED.get(metric, "samples_ms"))
-    return found
-
-
-def _has(m: Measurements, metric: str, phase: str) -> bool:
-    timed = metric == "peak_memory" or phase in m.samples_ms
-    return timed and phase in _by_phase(m, metric)
+    found = getattr(measurements, metric.needs) if metric.has_phases else ()
+    return [each for each in found if not metric.is_sampled or each in measurements.samples_ms]
 
 
 def metric_samples(record: Record, metric: Metric, phase: str) -> np.ndarray | str | None:
@@ -200,7 +181,7 @@ def metric_samples(record: Record, metric: Metric, phase: str) -> np.ndarray | s
         return fact_number(m.facts, metric)
     if name == "compiling_seconds":
         return None if m.compiling_seconds is None else np.array([m.compiling_seconds])
-    if not _has(m, name, phase):
+    if phase not in phases_with(m, metric):
         return None
     if name == "peak_memory":
         peak = m.peak_memory_bytes[phase]
@@ -211,18 +192,15 @@ def metric_samples(record: Record, metric: Metric, phase: str) -> np.ndarray | s
         return ms if metric.unit == "ms" else ms * _UNITS[metric.unit]
     if not ms.all():
         return None  # the time was too short for the clock
-    return _rate(record, m, name, ms, phase)
+    return _rate(record, name, getattr(m, metric.needs)[phase], ms)
 
 
-def _rate(
-    record: Record, m: Measurements, name: str, ms: np.ndarray, phase: str
-) -> np.ndarray | None:
+def _rate(record: Record, name: str, work: float, ms: np.ndarray) -> np.ndarray | None:
     """Return the rate of each sample, which is the work of the sample divided by its time.
 
     All times in `ms` must be greater than 0. Return None for mfu (model FLOPs utilization) if the
     peak FLOP/s of the device is unknown.
     """
-    work: float = _by_phase(m, name)[phase]
     if name in ("bandwidth", "bus_bandwidth"):
         return work / ms / 1e6
     if name == "tokens_per_second":

@@ -7,9 +7,10 @@ a metric follows from a record in `jobs.frame.metrics`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -49,30 +50,24 @@ class Row(NamedTuple):
         return self.result.record
 
 
-def rows_of(
-    results: Iterable[Result],
-    metrics: Sequence[Metric],
-    phases_of: Callable[[Result, Metric], Iterable[str]],
-) -> Iterator[Row]:
-    """Yield a row for each result, metric and phase. Predictions do not need a record.
+def rows_of(results: Iterable[Result], metric: Metric, phases: Iterable[str]) -> Iterator[Row]:
+    """Yield a row for each result and phase. Predictions do not need a record.
 
     Raises:
         TableError: if a prediction fails.
     """
-    for result in results:
-        for metric in metrics:
-            for phase in phases_of(result, metric):
-                if metric.name.startswith(PREDICTED):
-                    found, in_round = predicted(result.run, metric), False
-                elif result.status is Status.ok and result.record is not None:
-                    found, in_round = metric_samples(result.record, metric, phase), result.in_round
-                else:
-                    yield Row(result, metric, phase, failure=result.failure_text)
-                    continue
-                if found is None or isinstance(found, str):
-                    yield Row(result, metric, phase, text=NO_VALUE if found is None else found)
-                else:
-                    yield Row(result, metric, phase, found, in_round=in_round)
+    for result, phase in product(results, phases):
+        if metric.name.startswith(PREDICTED):
+            found, in_round = predicted(result.run, metric), False
+        elif result.status is Status.ok and result.record is not None:
+            found, in_round = metric_samples(result.record, metric, phase), result.in_round
+        else:
+            yield Row(result, metric, phase, failure=result.failure_text)
+            continue
+        if found is None or isinstance(found, str):
+            yield Row(result, metric, phase, text=NO_VALUE if found is None else found)
+        else:
+            yield Row(result, metric, phase, found, in_round=in_round)
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,6 @@ _Name = TypeVar("_Name")
 class Line:
     """The values of one series in one panel, in the order of x."""
 
-    key: Key  # its column in the pivot
     name: str
     color: str
     x: list[Any] = field(default_factory=list)
@@ -113,17 +112,16 @@ def make_panels(shown: Shown) -> Panels | None:
     plot, pivot = shown.view, make_pivot(shown)
     assert isinstance(plot, Plot)
     (metric,) = pivot.metrics
-    x_index = pivot.row_names.index(plot.x)
-    names = _without(tuple(pivot.row_names), x_index)
+    names = pivot.row_names[:-1]  # the last one is x
     across = None if plot.against is None else _other(shown, plot.against)
     colors = colors_of({key: _COLOR_OF.get(_text(pivot, key)) for key in pivot.column_keys})
     panels = []
-    for facet in _facets(pivot, x_index):
+    for facet in _facets(pivot):
         values = zip(map(words, names), facet, strict=True)
         panel = Panel(", ".join(f"{name} {_text(pivot, (value,))}" for name, value in values), [])
         for column in pivot.column_keys:
-            line = Line(column, _name(pivot, column) or metric.label, colors[column])
-            _add_points(line, pivot, across, facet, x_index)
+            line = Line(_name(pivot, column) or metric.label, colors[column])
+            _add_points(line, pivot, across, facet, column)
             if line.y:
                 panel.lines.append(line)
         if panel.lines:
@@ -188,13 +186,9 @@ def _name(pivot: Pivot, column: Key) -> str:
     return ", ".join(parts)
 
 
-def _without(key: Key, index: int) -> Key:
-    return key[:index] + key[index + 1 :]
-
-
-def _facets(pivot: Pivot, x_index: int) -> list[Key]:
+def _facets(pivot: Pivot) -> list[Key]:
     """Return the values of the facets. Numbers ascend, others have the order of the sweep file."""
-    facets = list(dict.fromkeys(_without(key, x_index) for key in pivot.row_keys))
+    facets = list(dict.fromkeys(key[:-1] for key in pivot.row_keys))
     orders = []
     for values in map(dict.fromkeys, zip(*facets, strict=True)):
         orders.append(sorted(values) if all(map(is_number, values)) else list(values))
@@ -203,27 +197,27 @@ def _facets(pivot: Pivot, x_index: int) -> list[Key]:
     )
 
 
-def _add_points(line: Line, pivot: Pivot, across: Pivot | None, facet: Key, x_index: int) -> None:
+def _add_points(line: Line, pivot: Pivot, across: Pivot | None, facet: Key, column: Key) -> None:
     """Add the cells of a column to its line, those of the rows of one facet.
 
     If an x value is not a number, all x values are text, in the order of the sweep file. `across`
     has the x values of a plot with `against`, whose points are labelled.
     """
-    numeric = all(is_number(row[x_index]) for row in pivot.row_keys)
+    numeric = all(is_number(row[-1]) for row in pivot.row_keys)
     points = []
     for row in pivot.row_keys:
-        cell = pivot.cells.get((row, line.key))
-        if cell is None or cell.number is None or _without(row, x_index) != facet:
+        cell = pivot.cells.get((row, column))
+        if cell is None or cell.number is None or row[:-1] != facet:
             continue
-        text, interval = _text(pivot, (row[x_index],)), cell.interval
+        text, interval = _text(pivot, row[-1:]), cell.interval
         if interval is not None and cell.number > 0:  # a quantity that is not negative
             interval = max(interval[0], 0.0), interval[1]
         if interval is not None and interval[1] - interval[0] >= abs(cell.number):
             interval = None  # of few processes: its line would fill the panel
         if across is None:
-            points.append((row[x_index] if numeric else text, cell.number, interval, ""))
+            points.append((row[-1] if numeric else text, cell.number, interval, ""))
             continue
-        other = across.cells.get((row, line.key))
+        other = across.cells.get((row, column))
         if other is not None and other.number is not None:
             points.append((other.number, cell.number, interval, text))
     if numeric or across is not None:

@@ -161,12 +161,7 @@ def select(observation: Observation, view: Table | Plot, results: list[Result]) 
             or cannot be evaluated for a run.
     """
     benchmark = view.benchmark or observation.manifests[-1].sweep.benchmark
-    dimensions = (
-        [*view.facet, view.x, *view.series]
-        if isinstance(view, Plot)
-        else [*view.rows, *view.columns]
-    )
-    named = [name for name in dimensions if name not in PSEUDO]
+    named = [name for name in (*view.rows, *view.columns) if name not in PSEUDO]
     own = [result for result in results if result.run.benchmark == short_name(benchmark)]
     if not own:
         return Shown(observation, view, [], results)

@@ -94,6 +94,15 @@ class _View(BaseModel):
     where: str | None = None
     value: str | Annotated[list[str], Field(min_length=1)] = "time"
 
+    @property
+    def phases(self) -> list[str]:
+        """The phases that are named. Empty: all that were measured."""
+        return [self.phase] if isinstance(self.phase, str) else list(self.phase or [])
+
+    @property
+    def values(self) -> list[str]:
+        return [self.value] if isinstance(self.value, str) else self.value
+
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo[Context | None]) -> Self:
         if info.context is not None:
@@ -126,21 +135,19 @@ class _View(BaseModel):
         raise NotImplementedError
 
     def _value_faults(self, benchmark: Benchmark) -> Faults:
-        phases = [self.phase] if isinstance(self.phase, str) else self.phase or []
-        for i, phase in enumerate(phases):
-            if phase in phases[:i]:  # its samples would be counted twice
+        for i, phase in enumerate(self.phases):
+            if phase in self.phases[:i]:  # its samples would be counted twice
                 yield fault(f"phase: {phase!r} is listed twice", "phase", i)
-        values = [self.value] if isinstance(self.value, str) else self.value
-        for i, value in enumerate(values):
-            if value in values[:i]:
+        for i, value in enumerate(self.values):
+            if value in self.values[:i]:
                 yield fault(f"value: {value!r} is listed twice", "value", i)
             if wrong := _not_shown(benchmark, value):
                 yield fault(f"value: {wrong}", "value", i)
                 if unknown_value(value):
                     return
-        can = {unit: None for value in values for unit in units_of(value)}
+        can = {unit: None for value in self.values for unit in units_of(value)}
         if self.unit is not None and self.unit not in can:
-            given = " and ".join(values)
+            given = " and ".join(self.values)
             valid = ", ".join(can) or "none; facts need a suffix _ms, _seconds or _bytes"
             yield fault(f"unit: {given} cannot be shown in {self.unit} (valid: {valid})", "unit")
 
@@ -223,11 +230,23 @@ class Table(_View):
 
 
 class Plot(_View):
+    """A plot of results. Its points are the cells of a table."""
+
     value: str = "time"
     x: str
     against: str | None = None  # metric on the x axis, with points that x labels
     series: list[str] = []
     facet: list[str] = []
+
+    @property
+    def rows(self) -> list[str]:
+        """The rows of the table: one for each point of a line, the parameter x last."""
+        return [*self.facet, self.x]
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the table: one for each line of a panel."""
+        return self.series
 
     def _own_faults(self, benchmark: Benchmark) -> Faults:
         yield from self._value_faults(benchmark)

@@ -15,7 +15,7 @@ from functools import cached_property, reduce
 from jobs.errors import TableError
 from jobs.formatting import counted
 from jobs.report.figures import Drawing, Figure
-from jobs.report.tables.report_table import ReportTable
+from jobs.report.tables.table import ReportTable
 from jobs.writeup.answer import Answer, paragraphs_of
 from jobs.writeup.coverage import Coverage
 from jobs.writeup.problem import Part, Problem

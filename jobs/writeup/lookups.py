@@ -213,7 +213,7 @@ class AnswerLookups:
         _require_known(name, statistic, unit)
         _require_one_run(f"value({name!r})", results, params)
         metric = metric_named(name, unit)
-        rows = list(rows_of(results, [metric], lambda result, _: [_phase(name, result, phase)]))
+        rows = [row for r in results for row in rows_of([r], metric, [_phase(name, r, phase)])]
         if not rows:
             return None
         self._cells.append(Cell(rows, statistic))
@@ -321,9 +321,9 @@ def _phase(name: str, result: Result, given: str | None) -> str:
     phases or the run has no measurements.
     """
     measured = result.measurements
-    if given or measured is None or not metric_named(name).has_phases:
+    if given or measured is None:
         return given or ""
-    found = phases_with(measured, name)
+    found = phases_with(measured, metric_named(name))
     if len(found) > 1:
         raise TableError(
             f"value({name!r}): the run has several phases; phase must be one of {', '.join(found)}"

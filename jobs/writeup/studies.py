@@ -111,7 +111,7 @@ def read_studies(folders: Iterable[Path]) -> tuple[Studies, list[str]]:
             for note in (*each.bad_lines, *each.notes)
         ]
         for device, seen in _devices(found).items():
-            observation = replace(merged([_on(each, device) for each in seen]), source_hashes=now)
+            observation = replace(_merged(seen, device), source_hashes=now)
             studies.setdefault(device, {})[name] = _study(name, observation)
     return studies, notes
 
@@ -150,25 +150,6 @@ def _study(name: str, observation: Observation) -> Study:
     return Study(name, sweep, observation, list_results(observation), stock is not None)
 
 
-def _on(seen: Observation, device: str) -> Observation:
-    """Return a folder without the records of other kinds of GPU.
-
-    A sweep can have runs that need no GPU. Their records of CPUs count for the GPU of the folder.
-    """
-
-    def counts(record: Record) -> bool:
-        is_of_host = record.device.startswith("cpu:") and not device.startswith("cpu:")
-        return not device or record.device == device or is_of_host
-
-    tasks = [
-        task
-        if task.record is None or counts(task.record)
-        else replace(task, record=None, status=Status.missing)
-        for task in seen.tasks
-    ]
-    return replace(seen, records=list(filter(counts, seen.records)), tasks=tasks)
-
-
 def _devices(observations: Sequence[Observation]) -> dict[str, list[Observation]]:
     """Return the folders by kind of GPU that executed a run, or of CPU if there is no GPU."""
     found: dict[str, list[Observation]] = {}
@@ -179,22 +160,27 @@ def _devices(observations: Sequence[Observation]) -> dict[str, list[Observation]
     return gpus or found or {"": list(observations)}
 
 
-def merged(observations: Sequence[Observation]) -> Observation:
-    """Return the observation of several results folders of one sweep as one.
+def _merged(folders: Sequence[Observation], device: str) -> Observation:
+    """Return the results folders of one sweep as one, without the records of other kinds of GPU.
 
+    A sweep can have runs that need no GPU. Their records of CPUs count for the GPU of the folder.
     If several folders have a run, its state is that of the first folder with a record of it.
     """
+
+    def counts(record: Record) -> bool:
+        is_of_host = record.device.startswith("cpu:") and not device.startswith("cpu:")
+        return not device or record.device == device or is_of_host
+
     tasks: dict[tuple[str, int], TaskState] = {}
-    for each in observations:
-        for task in each.tasks:
-            known = tasks.get(task.key)
-            if known is None or (known.record is None and task.record is not None):
-                tasks[task.key] = task
+    for task in (task for each in folders for task in each.tasks):
+        if task.record is not None and not counts(task.record):
+            task = replace(task, record=None, status=Status.missing)
+        known = tasks.get(task.key)
+        if known is None or (known.record is None and task.record is not None):
+            tasks[task.key] = task
     return replace(
-        observations[0],
-        manifests=[manifest for each in observations for manifest in each.manifests],
-        records=[record for each in observations for record in each.records],
-        bad_lines=[line for each in observations for line in each.bad_lines],
+        folders[0],
+        manifests=[manifest for each in folders for manifest in each.manifests],
+        records=[record for each in folders for record in each.records if counts(record)],
         tasks=list(tasks.values()),
-        notes=[note for each in observations for note in each.notes],
     )

@@ -14,7 +14,8 @@ from jobs.errors import InputError
 from jobs.frame.results import list_results
 from jobs.launch.plan_submission import Options, prepare
 from jobs.report.plots import plot_figure
-from jobs.report.tables.report_table import ReportTable, make_report_table
+from jobs.report.tables.report_table import make_report_table
+from jobs.report.tables.table import ReportTable
 from jobs.report.views import select
 from jobs.results.manifest import Executor, Manifest, write_manifest
 from jobs.results.record import BlockPlace, Record

@@ -7,15 +7,15 @@ returns in addition to times and memory.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from jobs.formatting import format_number, format_scalar, is_number
 from jobs.frame.metrics import convert, fact_at, fact_metric
 from jobs.frame.results import Key, Result
 from jobs.report.tables.notes import notes_of
+from jobs.report.tables.pivot import names_in
+from jobs.report.tables.table import ReportTable
 from jobs.report.views import Shown
-from jobs.results.record import Record
 from jobs.run import varying
 from jobs.sweep.views import Table, measured_in, units_of_measure
 
@@ -23,22 +23,11 @@ LIMIT = 10  # default maximum number of rows per run
 Item = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class ListTable:
-    """Table with one row per item of lists that runs return, such as the kernels of a profile.
-
-    A run without list items has one row, which states the reason.
-    """
-
-    dimensions: list[str]  # names of the columns that identify the run, such as parameters
-    keys: list[Key]  # for each row, the values of the dimensions
-    columns: list[tuple[str, list[str]]]  # header and cells of the other columns
-    records: list[list[Record]]  # for each row, the record of the run if it has one
-    notes: list[str]
-
-
-def make_list_table(shown: Shown, view: Table) -> ListTable:
+def make_list_table(shown: Shown, view: Table, for_programs: bool) -> ReportTable:
     """Make a table of the first items of a list that each run returned, one row per item.
+
+    A run without list items has one row, which states the reason. For programs, references to code
+    outside this project are in full.
 
     The maximum number of items per run is `view.limit`, or 10 if the table declares no limit. The
     key `list_fact` of the view is the path of the list in the values that the benchmark returns,
@@ -58,9 +47,14 @@ def make_list_table(shown: Shown, view: Table) -> ListTable:
     items = [item for own in found.values() for item in own[:limit]]
     longest = max(map(len, found.values()), default=0)
     cut = [f"first {limit} of up to {longest} rows per run"] if longest > limit else []
-    notes = [*notes_of(shown), *cut]
+    table = ReportTable(shown.title, dimensions, keys, [*notes_of(shown), *cut])
+    names = {} if for_programs else names_in(results, keys)
+    for i, name in enumerate(dimensions):
+        table.add_column(name, [names.get(key[i]) or format_scalar(key[i]) for key in keys])
     records = [[record] if (record := by_key[key].record) else [] for key in keys]
-    return ListTable(dimensions, keys, _columns(items, view), records, notes)
+    for header, cells in _columns(items, view):
+        table.add_column(header, cells, records)
+    return table
 
 
 def _columns(items: list[Item | str], view: Table) -> list[tuple[str, list[str]]]:

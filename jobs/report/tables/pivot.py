@@ -66,8 +66,9 @@ def make_pivot(shown: Shown) -> Pivot:
         columns.append("value")
     rows = [*shown.extra_dimensions([*rows, *columns]), *rows]
     grouped: dict[tuple[Key, Key], list[Row]] = {}
-    for row in rows_of(results, metrics, lambda result, metric: wanted[metric.name]):
-        grouped.setdefault((_key(row, rows), _key(row, columns)), []).append(row)
+    for metric in metrics:
+        for row in rows_of(results, metric, wanted[metric.name]):
+            grouped.setdefault((_key(row, rows), _key(row, columns)), []).append(row)
     cells = {place: Cell(found, view.statistic) for place, found in grouped.items()}
     orders = {"phase": phases, "value": [metric.name for metric in metrics]}
     row_keys = shown.sorted({row for row, _ in cells}, rows, **orders)
@@ -110,8 +111,6 @@ def _rows_and_columns(view: Table | Plot, results: list[Result]) -> tuple[list[s
     If a table declares neither rows nor columns, its dimensions are the parameters that vary among
     the runs. In this case, `implementation` and `backend` are columns, and all others are rows.
     """
-    if isinstance(view, Plot):
-        return [*view.facet, view.x], list(view.series)
     if view.rows or view.columns:
         return list(view.rows), list(view.columns)
     swept = varying([result.run for result in results])
@@ -129,18 +128,14 @@ def _phases_by_metric(
     that it has one column. However, if each row is for one phase (`in_rows`), the result for this
     metric is the phases of all rows, so that its value is repeated in each row.
     """
-    given, measured = _given_phases(view), _measurements(results)
+    measured = _measurements(results)
     found: dict[str, list[str]] = {}
     for metric in metrics_of(view):
-        have = dict.fromkeys(phase for m in measured for phase in phases_with(m, metric.name))
-        found[metric.name] = (given or list(have)) if metric.has_phases else []
+        have = dict.fromkeys(phase for m in measured for phase in phases_with(m, metric))
+        found[metric.name] = (view.phases or list(have)) if metric.has_phases else []
     every = list(dict.fromkeys(phase for phases in found.values() for phase in phases))
     instead = every if in_rows and every else [""]
     return {name: phases or instead for name, phases in found.items()}
-
-
-def _given_phases(view: Table | Plot) -> list[str]:
-    return [view.phase] if isinstance(view.phase, str) else list(view.phase or [])
 
 
 def _measurements(results: list[Result]) -> list[Measurements]:
@@ -157,7 +152,7 @@ def _measurements(results: list[Result]) -> list[Measurements]:
 def _unknown_phases(results: list[Result], view: Table | Plot) -> list[str]:
     """Return a warning for each phase that the table or plot declares but no run has."""
     has = list(dict.fromkeys(p for m in _measurements(results) for p in measured_phases(m)))
-    unknown = [phase for phase in _given_phases(view) if has and phase not in has]
+    unknown = [phase for phase in view.phases if has and phase not in has]
     return [f"no run has phase {phase!r}{nearest(phase, has)}" for phase in unknown]
 
 

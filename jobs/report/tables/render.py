@@ -15,7 +15,7 @@ from tabulate import tabulate
 from jobs.formatting import UNLIMITED, wrapped
 from jobs.report.figures import Drawing
 from jobs.report.tables.markdown import markdown_table
-from jobs.report.tables.report_table import ReportTable
+from jobs.report.tables.table import ReportTable
 
 Format = Literal["md", "csv", "latex"]
 ListFormat = Literal["md", "csv"]

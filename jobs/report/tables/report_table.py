@@ -1,66 +1,24 @@
-"""Makes the tables that a sweep declares, as text cells with a heading and notes.
-
-`jobs.report.tables.render` formats these tables as Markdown, CSV, LaTeX or HTML.
-"""
+"""Makes the tables that a sweep declares, as text cells with a heading and notes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from jobs.code.short_names import as_in_runs
 from jobs.formatting import format_number, format_scalar
 from jobs.frame.results import Key, Result
-from jobs.frame.rows import NO_VALUE, Interval
+from jobs.frame.rows import Interval
 from jobs.published.columns import published_columns
 from jobs.published.figures import SEE
 from jobs.report.tables.list_table import make_list_table
-from jobs.report.tables.pivot import Pivot, make_pivot, names_in
-from jobs.report.tables.speedup import DIGITS, Speedup, speedup_column, speedup_notes, text_notes
-from jobs.report.views import select
-from jobs.results.record import Record
+from jobs.report.tables.pivot import Pivot, make_pivot
+from jobs.report.tables.speedup import DIGITS, speedup_column, speedup_notes, text_notes
+from jobs.report.tables.table import ReportTable
+from jobs.report.views import Shown, select
 from jobs.results.run_states import Observation
 from jobs.sweep.views import Table
-
-# Header and cells of a column, and the records that each cell shows (None for parameters).
-Column = tuple[str, list[str], list[list[Record]] | None]
-
-
-@dataclass
-class ReportTable:
-    """Table of text cells with a heading and notes."""
-
-    heading: str
-    dimensions: list[str]  # names of the columns that identify a row: parameters, device, ...
-    keys: list[Key]  # for each row, the values of the dimensions
-    notes: list[str]
-    warnings: list[str]  # printed to stderr, not part of the table
-    columns: dict[str, list[str]] = field(default_factory=dict)  # cells by header
-    # For each row, the records that a cell shows, by header. Columns of parameters have none.
-    records: dict[str, list[list[Record]]] = field(default_factory=dict)
-
-    @property
-    def measured_devices(self) -> set[str]:
-        """The kinds of device of the successful records that the table shows."""
-        shown = [record for cells in self.records.values() for cell in cells for record in cell]
-        return {record.device for record in shown if record.status == "ok"}
-
-    @property
-    def has_values(self) -> bool:
-        """Whether a cell shows a number, text or status of a run."""
-        own = [cells for header, cells in self.columns.items() if header in self.records]
-        return not own or any(cell not in ("", NO_VALUE) for cells in own for cell in cells)
-
-    def add_column(
-        self, header: str, cells: list[str], records: list[list[Record]] | None = None
-    ) -> None:
-        """Add a column. If the header already exists, make it unique with trailing spaces."""
-        while header in self.columns:
-            header += " "
-        self.columns[header] = cells
-        if records is not None:
-            self.records[header] = records
 
 
 def make_report_table(
@@ -75,87 +33,68 @@ def make_report_table(
         TableError: if the table cannot be made, for example because it names an unknown parameter.
     """
     shown = select(observation, view, results)
-    heading = shown.title
-    if view.list_fact is not None:
-        items = make_list_table(shown, view)
-        table = ReportTable(heading, items.dimensions, items.keys, items.notes, [])
-        names = {} if for_programs else names_in(shown.results, items.keys)
-        columns: Iterable[Column] = [
-            *_key_columns(items.dimensions, items.keys, names),
-            *((header, cells, items.records) for header, cells in items.columns),
-        ]
-    else:
-        pivot = make_pivot(shown)
-        if for_programs:
-            pivot = replace(pivot, names={})
-        if len(pivot.metrics) == 1:  # several metrics are named in the columns or rows
-            heading = pivot.metrics[0].heading(heading)
-        baseline = {name: as_in_runs(value) for name, value in (view.baseline or {}).items()}
-        speedups = {
-            column: found
-            for column in pivot.column_keys
-            if (found := speedup_column(pivot, column, baseline)) is not None
-        }
-        notes = [*pivot.notes, *_absent_baseline(pivot, baseline)]
-        every = [speedup for found in speedups.values() for speedup in found]
-        notes += speedup_notes(every) + ([] if for_programs else text_notes(every))
-        table = ReportTable(heading, pivot.row_names, pivot.row_keys, notes, pivot.warnings)
-        columns = _pivot_columns(pivot, baseline, speedups, for_programs)
+    make = _make_pivot_table if view.list_fact is None else make_list_table
+    table = make(shown, view, for_programs)
     if not table.keys:
         return None
-    for column in columns:
-        table.add_column(*column)
     _add_published(table, view)
     return table
 
 
-def _key_columns(dimensions: list[str], keys: list[Key], names: dict[str, str]) -> Iterator[Column]:
-    """Yield the columns that identify the runs of a table of lists."""
-    for i, name in enumerate(dimensions):
-        yield name, [names.get(key[i]) or format_scalar(key[i]) for key in keys], None
-
-
-def _pivot_columns(
-    pivot: Pivot, baseline: dict[str, Any], speedups: dict[Key, list[Speedup]], for_programs: bool
-) -> Iterator[Column]:
-    """Yield the header, the cells and the records of each column of a table.
+def _make_pivot_table(shown: Shown, view: Table, for_programs: bool) -> ReportTable:
+    """Make a table with one row for each run, or for several runs that columns tell apart.
 
     If the table declares a baseline, a column of speedups follows each column of results. The
     baseline column has no column of speedups. For programs, intervals are in columns of their own,
     instead of in the text of a cell, and further columns tell whether a speedup is paired, and the
     verdict.
     """
+    pivot = make_pivot(shown)
+    if for_programs:
+        pivot = replace(pivot, names={})
+    heading = shown.title
+    if len(pivot.metrics) == 1:  # several metrics are named in the columns or rows
+        heading = pivot.metrics[0].heading(heading)
+    table = ReportTable(heading, pivot.row_names, pivot.row_keys, pivot.notes, pivot.warnings)
     for i, name in enumerate(pivot.row_names):
-        yield name, [_coordinate_text(pivot, name, key[i]) for key in pivot.row_keys], None
+        table.add_column(name, [_coordinate_text(pivot, name, key[i]) for key in pivot.row_keys])
+    baseline = {name: as_in_runs(value) for name, value in (view.baseline or {}).items()}
+    every = []
     for column in pivot.column_keys:
         header = _header(pivot, column)
         cells = [pivot.cells.get((row, column)) for row in pivot.row_keys]
         records = [cell.all_records if cell else [] for cell in cells]
-        yield header, [cell.text(not for_programs) if cell else "" for cell in cells], records
+        texts = [cell.text(not for_programs) if cell else "" for cell in cells]
+        table.add_column(header, texts, records)
         if for_programs:
-            intervals = [cell.interval if cell else None for cell in cells]
-            yield from _ends(header, intervals)
-        found = speedups.get(column)
+            _add_ends(table, header, [cell.interval if cell else None for cell in cells])
+        found = speedup_column(pivot, column, baseline)
         if found is None:
             continue
+        every += found
         against = [_column_text(pivot, name, value) for name, value in baseline.items()]
         header = f"{header} vs {' '.join(against)}"
         texts = [speedup.number if for_programs else speedup.text for speedup in found]
-        yield header, texts, records
+        table.add_column(header, texts, records)
         if for_programs:
-            yield from _ends(header, [speedup.interval for speedup in found], DIGITS)
+            _add_ends(table, header, [speedup.interval for speedup in found], DIGITS)
             if any(speedup.pairing for speedup in found):
-                yield f"{header} paired", [speedup.pairing for speedup in found], None
+                table.add_column(f"{header} paired", [speedup.pairing for speedup in found])
             if any(speedup.paired for speedup in found):
-                yield f"{header} verdict", [speedup.verdict for speedup in found], None
+                table.add_column(f"{header} verdict", [speedup.verdict for speedup in found])
+    table.notes += [*_absent_baseline(pivot, baseline), *speedup_notes(every)]
+    table.notes += [] if for_programs else text_notes(every)
+    return table
 
 
-def _ends(header: str, intervals: list[Interval | None], digits: int = 4) -> Iterator[Column]:
-    """Yield columns with the lower and the upper ends of intervals, if there is an interval."""
+def _add_ends(
+    table: ReportTable, header: str, intervals: Sequence[Interval | None], digits: int = 4
+) -> None:
+    """Add columns with the lower and the upper ends of intervals, if there is an interval."""
     if any(intervals):
         for i, end in enumerate(("low", "high")):
             texts = [format_number(each[i], digits) if each else "" for each in intervals]
-            yield f"{header} {end}", texts, None
+            table.add_column(f"{header} {end}", texts)
 
 
 def _absent_baseline(pivot: Pivot, baseline: dict[str, Any]) -> list[str]:

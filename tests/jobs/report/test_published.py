@@ -9,7 +9,8 @@ import pytest
 
 from jobs.frame.results import list_results
 from jobs.published.figures import FOLDER
-from jobs.report.tables.report_table import ReportTable, make_report_table
+from jobs.report.tables.report_table import make_report_table
+from jobs.report.tables.table import ReportTable
 from jobs.results.run_states import observe
 from jobs.sweep.expand import expand
 from tests.benchmarks import toy
