@@ -17,6 +17,7 @@ from systems.benchmarks import (
     data_parallel,
     fsdp,
     memory,
+    train_step,
 )
 from tests.systems.training.tiny_training import PARALLEL, no_gpu
 
@@ -38,12 +39,34 @@ DO_NOT_FIT = [  # benchmark, parameters, words of the error
     (fsdp, {**BLOCKS, "checkpointing": "half_blocks"}, "hooks of the block do not gather"),
     (memory, {**MODEL, "mode": "compiled"}, "needs `mode: eager` and `cuda_graph: false`"),
     (memory, {**MODEL, "cuda_graph": True}, "needs `mode: eager` and `cuda_graph: false`"),
+    (train_step, {**MODEL, "num_heads": 3}, "got d_model 64 and num_heads 3"),
+    (train_step, {**MODEL, "d_model": 36}, "must be even, "),
+    (train_step, {**MODEL, "precision": "bf16_master"}, "needs `optimizer: fused`, "),
+    (
+        train_step,
+        {**MODEL, "precision": "fp16", "optimizer": "fused", "cuda_graph": True},
+        "needs `optimizer: torch`",
+    ),
+    (train_step, {**MODEL, "checkpoint_every": 4}, "only with `checkpointing: every_k`, got"),
+    (
+        train_step,
+        {**MODEL, "checkpointing": "selective", "mode": "compiled_blocks"},
+        "got `mode: compiled_blocks`",
+    ),
+    (
+        train_step,
+        {**MODEL, "checkpointing": "half_blocks", "mode": "compiled_blocks"},
+        "compiles whole blocks",
+    ),
 ]
 UNSUPPORTED = [  # for want of a GPU, and features that an implementation lacks
     (attention, {**ATTENTION, "implementation": "sdpa_cudnn"}, "sdpa_cudnn needs a CUDA GPU"),
     (attention, {**ATTENTION, "implementation": "sdpa_efficient"}, "sdpa_efficient needs a CUDA"),
     (attention_latency, {"implementation": "flash_hopper", "seq_len": 16}, "needs a Hopper GPU"),
     (memory, {**MODEL, "snapshot": True}, "`snapshot: true` needs the CUDA allocator"),
+    (train_step, {**MODEL, "cuda_graph": True}, "CUDA graphs need an NVIDIA GPU"),
+    (train_step, {**MODEL, "precision": "tf32"}, "TF32 needs the tensor cores of an NVIDIA GPU"),
+    (train_step, {**MODEL, "attention": "sdpa_cudnn"}, "sdpa_cudnn needs a CUDA GPU"),
     (attention, {**SOFTCAP, "implementation": "flash_pytorch"}, "flash_pytorch"),
     (attention, {**SOFTCAP, "implementation": "naive_compiled"}, "naive_compiled"),
 ]
