@@ -81,12 +81,6 @@ def test_gpu_against_float64(outputs_hold_nan, head_dim, dtype, call):
             assert_within_limits(attention_shares(found, given, call))
 
 
-@all_head_dims
-def test_gpu_without_queries_or_keys(outputs_hold_nan, head_dim):
-    for lengths in ((300, 0), (0, 300)):
-        assert_right(*inputs(lengths, head_dim, BF16, (1, 2), "cuda"), CAUSAL, by=by_hopper)
-
-
 @pytest.mark.parametrize("name", ["full", "causal", "lower right"])
 @pytest.mark.parametrize(("head_dim", "value_dim"), [*DIMS, (192, 128)])
 def test_gpu_splits(outputs_hold_nan, head_dim, value_dim, name):
