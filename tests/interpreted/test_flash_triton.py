@@ -14,7 +14,6 @@ import torch
 
 from systems.kernels.flash_attention.call import Call
 from systems.kernels.flash_attention.naive import naive_with_lse
-from systems.kernels.flash_attention.triton import base_plan, launch
 from systems.kernels.kernel_launch import Launch, compiling_only
 from tests.systems.kernels.attention_error import (
     NAMES,
@@ -38,13 +37,6 @@ from tests.systems.margins import assert_margin
 
 pytestmark = [ignore_overflow, pytest.mark.usefixtures("outputs_hold_nan")]
 CAUSAL = Call(True)
-
-
-def test_groups_of_two_heads(monkeypatch):
-    launch._forward_plan.cache_clear()
-    launch._backward_plan.cache_clear()
-    monkeypatch.setattr(base_plan, "heads_in_l2", lambda *_: 2)  # 3 heads: the last group has one
-    assert_right(*inputs((18, 17), 16, F32, (3,)), CAUSAL, tiles=TILES["wide"])
 
 
 def test_scores_that_are_all_far_below_zero():

@@ -17,12 +17,15 @@ from systems.benchmarks import (
     data_parallel,
     fsdp,
     memory,
+    train_step,
 )
 from tests.systems.training.tiny_training import PARALLEL, no_gpu
 
 ATTENTION = {"implementation": "naive", "seq_len": 16, "head_dim": 16}
 SOFTCAP = {**ATTENTION, "softcap": 1.0}
 MODEL = {"size": "tiny", "context_length": 16, "batch_size": 2}
+COMPILED = {**MODEL, "mode": "compiled_blocks"}
+GRAPH = {**MODEL, "cuda_graph": True}
 FLAT = {**PARALLEL, "strategy": "flat"}
 BLOCKS = {**PARALLEL, "strategy": "blocks"}
 
@@ -37,13 +40,23 @@ DO_NOT_FIT = [  # benchmark, parameters, words of the error
     (fsdp, {**BLOCKS, "precision": "bf16"}, "'fp32', 'tf32' or 'bf16_master'"),
     (fsdp, {**BLOCKS, "checkpointing": "half_blocks"}, "hooks of the block do not gather"),
     (memory, {**MODEL, "mode": "compiled"}, "needs `mode: eager` and `cuda_graph: false`"),
-    (memory, {**MODEL, "cuda_graph": True}, "needs `mode: eager` and `cuda_graph: false`"),
+    (memory, GRAPH, "needs `mode: eager` and `cuda_graph: false`"),
+    (train_step, {**MODEL, "num_heads": 3}, "got d_model 64 and num_heads 3"),
+    (train_step, {**MODEL, "d_model": 36}, "must be even, "),
+    (train_step, {**MODEL, "precision": "bf16_master"}, "needs `optimizer: fused`, "),
+    (train_step, {**GRAPH, "precision": "fp16", "optimizer": "fused"}, "needs `optimizer: torch`"),
+    (train_step, {**MODEL, "checkpoint_every": 4}, "only with `checkpointing: every_k`, got"),
+    (train_step, {**COMPILED, "checkpointing": "selective"}, "got `mode: compiled_blocks`"),
+    (train_step, {**COMPILED, "checkpointing": "half_blocks"}, "compiles whole blocks"),
 ]
 UNSUPPORTED = [  # for want of a GPU, and features that an implementation lacks
     (attention, {**ATTENTION, "implementation": "sdpa_cudnn"}, "sdpa_cudnn needs a CUDA GPU"),
     (attention, {**ATTENTION, "implementation": "sdpa_efficient"}, "sdpa_efficient needs a CUDA"),
     (attention_latency, {"implementation": "flash_hopper", "seq_len": 16}, "needs a Hopper GPU"),
     (memory, {**MODEL, "snapshot": True}, "`snapshot: true` needs the CUDA allocator"),
+    (train_step, GRAPH, "CUDA graphs need an NVIDIA GPU"),
+    (train_step, {**MODEL, "precision": "tf32"}, "TF32 needs the tensor cores of an NVIDIA GPU"),
+    (train_step, {**MODEL, "attention": "sdpa_cudnn"}, "sdpa_cudnn needs a CUDA GPU"),
     (attention, {**SOFTCAP, "implementation": "flash_pytorch"}, "flash_pytorch"),
     (attention, {**SOFTCAP, "implementation": "naive_compiled"}, "naive_compiled"),
 ]

@@ -160,77 +160,14 @@ def attention_limits(
     q_rows, dout_rows = (x.reshape(*k.shape[:-2], -1, x.shape[-1]) for x in (q, dout))
     if dlse is not None:
         dlse = dlse.reshape(q_rows.shape[:-1])
-    exact = _exact_attention(q_rows, k, v, dout_rows, call, dlse, group)
-    results, deviation = exact.results(), _deviations(exact, precision)
-    for name, x in results.items():
+    limits = _limits_of_rows(q_rows, k, v, dout_rows, call, precision, dlse, group)
+    for name, x in limits.exact.items():
         unit = precision.sum if name == "lse" else precision.result
-        deviation[name] += unit * x.masked_fill(x.isinf(), 0).abs() + precision.smallest
-    for values in (results, deviation):
+        limits.deviation[name] += unit * x.masked_fill(x.isinf(), 0).abs() + precision.smallest
+    for values in limits:
         for name, like in (("out", dout), ("lse", q[..., 0]), ("dq", q)):
             values[name] = values[name].reshape(like.shape)
-    return Limits(results, deviation)
-
-
-class _Attention(NamedTuple):
-    """Inputs, intermediate results and results of attention in float64.
-
-    Attributes:
-        slope: derivative of the capped scores by the scaled scores; 1 without a softcap.
-        delta: D of each query minus the gradient of its lse.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    dout: Tensor
-    scale: float
-    scores: Tensor
-    lse: Tensor
-    p: Tensor
-    out: Tensor
-    dp: Tensor
-    delta: Tensor
-    ds: Tensor
-    slope: Tensor
-    softcap: float | None
-
-    def results(self) -> dict[str, Tensor]:
-        return {
-            "out": self.out,
-            "lse": self.lse,
-            "dq": self.scale * (self.ds @ self.k),
-            "dk": self.scale * (self.ds.mT @ self.q),
-            "dv": self.p.mT @ self.dout,
-        }
-
-
-def _exact_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dout: Tensor,
-    call: Call,
-    dlse: Tensor | None,
-    group: int,
-) -> _Attention:
-    """Compute attention of `group` heads of queries, stacked as rows, by its definition."""
-    scale = 1 / math.sqrt(q.shape[-1]) if call.scale is None else call.scale
-    q, k, v, dout = (x.detach().double() for x in (q, k, v, dout))
-    scores = scale * (q @ k.mT)
-    slope = torch.ones_like(scores)
-    if call.softcap is not None:
-        ratio = torch.tanh(scores / call.softcap)
-        scores, slope = call.softcap * ratio, 1 - ratio.square()
-    scores.masked_fill_(~_visible(scores, call, group), -math.inf)
-    lse = torch.logsumexp(scores, -1)
-    p = (scores - lse[..., None]).exp().nan_to_num(0)  # 0 for a query that sees no key
-    out = p @ v
-    dp = dout @ v.mT
-    delta = (dout * out).sum(-1, keepdim=True)
-    if dlse is not None:
-        delta = delta - dlse[..., None].double()
-    ds = p * (dp - delta) * slope
-    return _Attention(q, k, v, dout, scale, scores, lse, p, out, dp, delta, ds, slope, call.softcap)
+    return limits
 
 
 def _visible(scores: Tensor, call: Call, group: int) -> Tensor:
@@ -250,9 +187,39 @@ def _visible(scores: Tensor, call: Call, group: int) -> Tensor:
     return visible
 
 
-def _deviations(exact: _Attention, precision: Precision) -> dict[str, Tensor]:
-    """Return the deviation of each element of the results before their final rounding."""
-    q, k, v, dout, scale, scores, lse, p, out, dp, delta, ds, slope, softcap = exact
+def _limits_of_rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor,
+    call: Call,
+    precision: Precision,
+    dlse: Tensor | None,
+    group: int,
+) -> Limits:
+    """Return exact results of `group` heads of queries, stacked as rows, by their definition.
+
+    The deviations are those before the final rounding of the results.
+    """
+    scale = 1 / math.sqrt(q.shape[-1]) if call.scale is None else call.scale
+    q, k, v, dout = (x.detach().double() for x in (q, k, v, dout))
+    scores = scale * (q @ k.mT)
+    slope = torch.ones_like(scores)  # derivative of the capped scores by the scaled scores
+    if call.softcap is not None:
+        ratio = torch.tanh(scores / call.softcap)
+        scores, slope = call.softcap * ratio, 1 - ratio.square()
+    scores.masked_fill_(~_visible(scores, call, group), -math.inf)
+    lse = torch.logsumexp(scores, -1)
+    p = (scores - lse[..., None]).exp().nan_to_num(0)  # 0 for a query that sees no key
+    out = p @ v
+    dp = dout @ v.mT
+    delta = (dout * out).sum(-1, keepdim=True)  # D, minus the gradient of lse
+    if dlse is not None:
+        delta = delta - dlse[..., None].double()
+    ds = p * (dp - delta) * slope
+    exact = {
+        "out": out, "lse": lse, "dq": scale * (ds @ k), "dk": scale * (ds.mT @ q), "dv": p.mT @ dout
+    }  # fmt: skip
     operands_error, inputs_error = precision.operands_error, precision.inputs_error
     operand, total = precision.operand, precision.sum
     n_keys, d = k.shape[-2], v.shape[-1]
@@ -263,10 +230,10 @@ def _deviations(exact: _Attention, precision: Precision) -> dict[str, Tensor]:
     if precision.score:
         score_error += precision.score * scores.masked_fill(scores.isinf(), 0).abs()
     slope_error = torch.zeros_like(slope)
-    if softcap is not None:
+    if call.softcap is not None:
         # tanh has an absolute error of a few roundings of numbers up to 2.
-        slope_error = 2 * score_error / softcap + 8 * total
-        score_error = score_error + 4 * total * softcap
+        slope_error = 2 * score_error / call.softcap + 8 * total
+        score_error = score_error + 4 * total * call.softcap
     lse_error = (p * score_error).square().sum(-1, keepdim=True).sqrt()
     finite_lse = lse.masked_fill(lse.isinf(), 0)
     lse_error += total * (math.sqrt(n_keys) + 2 * finite_lse[..., None].abs())
@@ -293,13 +260,14 @@ def _deviations(exact: _Attention, precision: Precision) -> dict[str, Tensor]:
     dq_error += row_error * ((p * slope) @ k).abs() + lse_error * (ds @ k).abs()
     dk_error = operands_error(ds.mT, (ds_error + row_error * p * slope).mT, q)
     dv_error = operands_error(p.mT, p_operand_error.mT, dout)
-    return {
+    deviation = {
         "out": out_error,
         "lse": lse_error[..., 0],
         "dq": abs(scale) * dq_error,
         "dk": abs(scale) * dk_error,
         "dv": dv_error,
     }
+    return Limits(exact, deviation)
 
 
 def shares_of_limits(found: dict[str, Tensor], limits: Limits) -> dict[str, float]:

@@ -17,7 +17,6 @@ from tests.systems.kernels.adamw_cases import (
     BF16,
     SIZES,
     USES,
-    assert_against_float64,
     assert_kernel_is_reference,
     assert_same,
     hyper_tensor,
@@ -58,12 +57,6 @@ def test_compiled_for_hopper_it_moves_16_bytes_and_spills_nothing(use, aligned):
         assert [ptx.count(f"{op}.global.v2.b32") for op in ("ld", "st")] == [1, 1]
     else:
         assert found == [4, 3]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("use", USES)
-def test_gpu_against_float64(use):
-    assert_against_float64(use, "cuda")
 
 
 @pytest.mark.gpu

@@ -11,15 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pydantic import ValidationError
 
 from systems import accounting
-from systems.benchmark import ROUND, Unsupported, WrongOutput
+from systems.benchmark import ROUND, WrongOutput
 from systems.benchmarks import train_step, training_loss
-from systems.benchmarks.train_step import Params, predict, run
+from systems.benchmarks.train_step import predict, run
 from systems.check.gradients import TOLERANCE
 from systems.kernels.flash_attention import naive
-from systems.measure import windows
 from systems.measure.memory.state_memory import state_bytes
 from systems.training import phases
 from systems.training import training as training_module
@@ -107,15 +105,6 @@ def test_the_energy_of_a_window_is_divided_by_the_steps_that_a_gpu_executes_in_i
     assert inside == [calls] and len(samples) == 4
 
 
-def test_windows_of_phases_do_not_include_warm_up_steps():
-    windows.forget()
-    run(params(warmup_steps=2, measure_steps=3))
-    noted = windows.windows()
-    assert {name: len(noted[name]) for name in ("forward", "backward", "optimizer")} == {
-        "forward": 3, "backward": 3, "optimizer": 3,
-    }  # fmt: skip
-
-
 @no_gpu
 @pytest.mark.parametrize("passes", ["forward", "forward_backward"])
 def test_a_part_of_a_step_moves_no_weight(passes):
@@ -141,43 +130,6 @@ def test_the_first_weights_are_the_same_for_every_precision():
     other = make_training(params(seed=1), CPU)
     assert not torch.equal(other.tokens, make_training(params(), CPU).tokens)
     assert not torch.equal(other.model.output_head.weight, weights["fp32"]["output_head.weight"])
-
-
-# ---- rejected parameters -------------------------------------------------------------------------
-
-
-@no_gpu
-@pytest.mark.parametrize(
-    ("given", "reason"),
-    [
-        ({"cuda_graph": True}, "CUDA graphs need an NVIDIA GPU"),
-        ({"precision": "tf32"}, "TF32 needs the tensor cores of an NVIDIA GPU; this is a CPU"),
-        ({"attention": "sdpa_cudnn"}, "sdpa_cudnn needs a CUDA GPU"),
-    ],
-)
-def test_what_a_cpu_cannot(given, reason):
-    with pytest.raises(Unsupported, match=reason):
-        run(params(**given))
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"num_heads": 3}, "got d_model 64 and num_heads 3"),
-        ({"d_model": 36}, r"must be even, .*, got 9 \(d_model 36 / num_heads 4\)"),
-        ({"precision": "bf16_master"}, "needs `optimizer: fused`, .* got `optimizer: torch`"),
-        (
-            {"precision": "fp16", "optimizer": "fused", "cuda_graph": True},
-            "needs `optimizer: torch`",
-        ),
-        ({"checkpoint_every": 4}, "only with `checkpointing: every_k`, got `checkpoint_every: 4`"),
-        ({"checkpointing": "selective", "mode": "compiled_blocks"}, "got `mode: compiled_blocks`"),
-        ({"checkpointing": "half_blocks", "mode": "compiled_blocks"}, "compiles whole blocks"),
-    ],
-)
-def test_params_that_cannot_be(given, message):
-    with pytest.raises(ValidationError, match=message):
-        Params.model_validate(TINY | given)
 
 
 def test_a_size_given_stands_instead_of_the_named_one():
@@ -218,24 +170,6 @@ def test_tf32_is_restored_after_an_error(users_tf32):
 
 
 # ---- fp16's scaled loss --------------------------------------------------------------------------
-
-
-def test_fp16_gradients_are_unscaled_before_the_step():
-    scaled, plain = make_training(params(precision="fp16"), CPU), make_training(params(), CPU)
-    for training in (scaled, plain):
-        training.forward()
-        training.backward()
-    factor = scaled.scaler.get_scale()
-    assert factor > 1000 and not plain.scaler.is_enabled()
-    pairs = list(zip(scaled.model.parameters(), plain.model.parameters(), strict=True))
-    for a, b in pairs:  # gradients of the scaled loss
-        assert (a.grad / factor - b.grad).norm() < 1e-2 * b.grad.norm()
-    for training in (scaled, plain):
-        training.optimizer_step()
-    for a, b in pairs:
-        mine, other = (t.optimizer.state[p] for t, p in ((scaled, a), (plain, b)))
-        for name in ("exp_avg", "exp_avg_sq"):
-            assert (mine[name] - other[name]).norm() < 2e-2 * other[name].norm(), name
 
 
 def test_fp16_skips_a_step_whose_gradients_overflow():
