@@ -3,8 +3,7 @@
 The worker describes the run in a `Request`. The benchmark is called in one of three ways:
 
 - Single-process run: the fork server forks a process, which calls `run_alone`.
-- Run with several ranks: torchrun calls `run_rank` for each rank, in a forked process, or with GPUs
-  in a new one.
+- Run with several ranks: torchrun, which the fork server also forks, forks each rank: `run_rank`.
 - Debug run: the worker calls `execute` in its own process.
 """
 
@@ -217,7 +216,3 @@ def _loaded_versions() -> dict[str, Any]:
     if unknown := untested(versions):
         versions["untested"] = ", ".join(unknown)
     return versions
-
-
-if __name__ == "__main__":
-    run_rank(Request.read(Path(sys.argv[1], "request.json")))

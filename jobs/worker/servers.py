@@ -24,8 +24,6 @@ class ForkServers:
         self._benchmarks = [n if "." in n else f"systems.benchmarks.{n}" for n in names]
         if job.shape.nproc_per_node is not None:
             self._modules += ["jobs.worker.torchrun", "torch.distributed.launcher.api"]
-            if job.shape.gpus_per_node > 0:  # the ranks are new processes
-                self._benchmarks = []
         elif job.shape.gpus_per_node > 0:  # each run checks its GPUs with torch
             self._modules = ["torch", *self._modules]
         self._servers: dict[str, ForkServer] = {}

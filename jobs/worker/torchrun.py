@@ -1,4 +1,4 @@
-"""torchrun on one node: an agent process starts the ranks of the node.
+"""torchrun on one node: an agent process forks the ranks of the node.
 
 For each run, the agent of node 0 opens the store through which agents and ranks find each other, on
 a free port that the system picks. The module `nodes` coordinates the nodes of a job.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ def _launch(request: Request) -> None:
         rdzv_endpoint=endpoint,
         rdzv_configs={"rank": request.node_rank, "timeout": JOIN_S},
         max_restarts=0,
-        start_method="fork",
+        start_method="fork",  # the ranks share what this process has imported
         # By default, torchrun would leave a folder in /tmp, and files if this process is killed.
         logs_specs=DefaultLogsSpecs(log_dir=str(scratch / "torchrun")),
     )
@@ -72,12 +71,7 @@ def _launch(request: Request) -> None:
     # To log that a rank has failed, with a traceback, torch would import torch._dynamo for seconds.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     try:
-        if request.gpus:  # LaunchConfig has initialized CUDA, which forked ranks could not use
-            request.write(scratch / "request.json")
-            launch = elastic_launch(config, sys.executable)
-            launch("-u", "-m", "jobs.worker.run_process", request.scratch)
-        else:  # the ranks share what this process has imported
-            elastic_launch(config, run_rank)(request)
+        elastic_launch(config, run_rank)(request)
     except ChildFailedError as error:
         for rank, failure in error.failures.items():
             path = failure_file(scratch, rank)
