@@ -104,7 +104,7 @@ class _Server:
             if order[0] != "start":
                 continue  # the order arrived after its run had ended
             _, function, arguments, self.scratch = order
-            child = fork(self._begin, function, arguments)
+            child = self._fork(function, arguments)
             statuses: dict[int, int] = {}
             self._watch(child, statuses)
             left = end_descendants(statuses)
@@ -126,37 +126,32 @@ class _Server:
                 if order[0] == "stacks":
                     _ask_for_stacks()
 
-    def _begin(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        """Call a function in a session of its own, in a forked process."""
-        self._connection.close()
-        os.close(self._wakes)
-        os.close(self._wake)
-        os.setsid()
-        function(*arguments)
-
-
-def fork(function: Callable[..., None], *arguments: Any) -> int:
-    """Fork a process that calls a function, and dies with this process. Return its pid."""
-    parent = os.getpid()
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        signal.set_wakeup_fd(-1)
-        for number in (*WORKER_SIGNALS, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's warning, meant for the worker
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        die_with_parent(parent)
-        function(*arguments)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        flush()
-        os._exit(code)  # skip exit handlers and threads that are still running
-    return 0
+    def _fork(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> int:
+        """Fork a process that calls `function(*arguments)` in a session of its own."""
+        server = os.getpid()
+        child = os.fork()
+        if child:
+            return child
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (*WORKER_SIGNALS, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's warning, meant for the worker
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            self._connection.close()
+            os.close(self._wakes)
+            os.close(self._wake)
+            os.setsid()
+            die_with_parent(server)
+            function(*arguments)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            flush()
+            os._exit(code)  # skip exit handlers and threads that are still running
+        return 0
 
 
 def flush() -> None:

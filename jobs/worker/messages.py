@@ -59,6 +59,7 @@ class Request(Message):
     node_rank: int = 0
     host: str = "127.0.0.1"  # IP address of node 0, on which the rendezvous listens
     endpoint: str | None = None  # host:port of the rendezvous; None: node 0, which opens it
+    agent: int | None = None  # pid of the torchrun agent, which starts this node's ranks
 
     @property
     def world_size(self) -> int:
@@ -90,7 +91,7 @@ class Outcome(Message):
 
 
 class RankFailure(Message):
-    """A rank whose process failed, as the process that waited for it tells."""
+    """A rank that failed, as torchrun's agent reports it."""
 
     rank: int
     exit_code: int  # negative: number of the signal that killed the rank
@@ -100,7 +101,12 @@ class RankFailure(Message):
 class AgentReport(Message):
     """Report of the torchrun agent, i.e. of the process that starts the ranks on one node."""
 
+    failures: list[RankFailure] = []
     error: str | None = None  # error of the agent itself
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.failures and self.error is None
 
 
 class NodeReport(Message):
@@ -109,7 +115,6 @@ class NodeReport(Message):
     exit_code: int = 0  # of the agent or of the only process; 0 if it had to be killed
     agent: AgentReport | None = None  # None: there was no agent, or it ended without a report
     outcomes: list[Outcome] = []
-    failures: list[RankFailure] = []
     stacks: str = ""  # stacks of the processes at a hang or crash
     log_end: str = ""  # last part of the log
     out_of_memory: bool = False  # whether the OOM killer killed a process of the job
@@ -117,7 +122,7 @@ class NodeReport(Message):
 
     @property
     def is_ok(self) -> bool:
-        return self.agent is not None and self.agent.error is None and not self.failures
+        return self.agent is not None and self.agent.is_ok
 
 
 class Order(Message):

@@ -3,19 +3,17 @@
 The worker describes the run in a `Request`. The benchmark is called in one of three ways:
 
 - Single-process run: the fork server forks a process, which calls `run_alone`.
-- Run with several ranks: torchrun, which the fork server also forks, forks each rank: `run_rank`.
+- Run with several ranks: torchrun starts each rank as `python -m jobs.worker.run_process REQUEST`.
 - Debug run: the worker calls `execute` in its own process.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import math
 import os
 import signal
 import sys
-import tempfile
 import time
 import traceback
 from contextlib import suppress
@@ -28,10 +26,10 @@ from jobs.provenance import packages
 from jobs.status import Status
 from jobs.sweep.benchmarks import benchmark_module
 from jobs.versions import untested
-from jobs.worker.fork_server import DUMP_STACKS, die_with_parent, flush, fork, send_signal
-from jobs.worker.messages import Outcome, RankFailure, Request
+from jobs.worker.fork_server import die_with_parent, flush
+from jobs.worker.messages import Outcome, Request
 from jobs.worker.outcome import outcome_of
-from jobs.worker.scratch import deliver, failure_file, outcome_file, watch_stacks
+from jobs.worker.scratch import deliver, outcome_file, watch_stacks
 from systems.benchmark import ARTIFACTS
 
 MAX_DEPTH, MAX_BITS = 100, 1024  # of facts; JSON readers have such limits
@@ -66,33 +64,17 @@ def run_alone(request: Request) -> None:
     deliver(execute(request), outcome_file(scratch))
 
 
-def run_rank(request: Request) -> None:
-    """Call a benchmark in one rank, in a child of this process, and tell how the child ended.
-
-    torchrun waits until this function returns, or until its process fails. The child may exit
-    without an error before it is done, or with threads that hang.
-    """
-    die_with_parent(os.getppid())
+def run_rank(request_path: Path) -> int:
+    """Call a benchmark in one rank. Return its exit code: 0 if it is ok and has written so."""
+    request = Request.read(request_path)
+    assert request.agent is not None
+    die_with_parent(request.agent)
     rank = int(os.environ["RANK"])
-    faulthandler.unregister(DUMP_STACKS)  # the agent's, which writes to its file
-    tempfile.tempdir = None  # the agent's, which ends with this run
-    child = fork(_run_rank, request, rank)
-    signal.signal(signal.SIGTERM, lambda *_: send_signal(child, signal.SIGTERM))
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if code:
-        failure = RankFailure(rank=rank, exit_code=code, at=time.time())
-        deliver(failure, failure_file(Path(request.scratch), rank))
-        os._exit(1)
-
-
-def _run_rank(request: Request, rank: int) -> None:
     scratch = Path(request.scratch)
     watch_stacks(scratch / f"stack{rank}.txt")
     outcome = execute(request).model_copy(update={"rank": rank})
-    if not (deliver(outcome, outcome_file(scratch, rank)) and outcome.is_ok):
-        flush()
-        os._exit(1)
+    delivered = deliver(outcome, outcome_file(scratch, rank))
+    return 0 if outcome.is_ok and delivered else 1
 
 
 def execute(request: Request) -> Outcome:
@@ -125,8 +107,7 @@ def execute(request: Request) -> Outcome:
         _check_plain(facts, "facts")
         outcome = Outcome(status=Status.ok, measurements=facts)
     except BaseException as error:  # also SystemExit: a run that exits early has no result
-        if request.nproc_per_node is not None:
-            # torchrun ends all ranks, but this one must say why first.
+        if request.agent is not None:  # torchrun ends all ranks, but this one must say why first
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if called is not None:
             measuring = time.monotonic() - called
@@ -216,3 +197,9 @@ def _loaded_versions() -> dict[str, Any]:
     if unknown := untested(versions):
         versions["untested"] = ", ".join(unknown)
     return versions
+
+
+if __name__ == "__main__":
+    code = run_rank(Path(sys.argv[1]))
+    flush()
+    os._exit(code)  # skip exit handlers and threads that may hang, as for a single-process run

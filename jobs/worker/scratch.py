@@ -12,7 +12,7 @@ from jobs.printing import say
 from jobs.status import Status
 from jobs.worker.fork_server import DUMP_STACKS
 from jobs.worker.isolation import Child, oom_kills
-from jobs.worker.messages import AgentReport, Message, NodeReport, Outcome, RankFailure, Request
+from jobs.worker.messages import AgentReport, Message, NodeReport, Outcome, Request
 from jobs.worker.outcome import failed
 
 STACKS_BYTES = 16000  # maximum length of the stacks of a run, in characters
@@ -37,10 +37,6 @@ def _full(why: str) -> Outcome:  # with this status, the same command repeats th
 
 def outcome_file(scratch: str | Path, rank: int = 0) -> Path:
     return Path(scratch, f"outcome{rank}.json")
-
-
-def failure_file(scratch: str | Path, rank: int) -> Path:
-    return Path(scratch, f"failure{rank}.json")
 
 
 def deliver(message: Message, path: Path) -> bool:
@@ -84,7 +80,6 @@ def collect(request: Request, kills: int, child: Child) -> NodeReport:
         exit_code=exit_code or 0,
         agent=AgentReport.read(report) if report.exists() else None,
         outcomes=outcomes_in(scratch),
-        failures=[RankFailure.read(path) for path in sorted(scratch.glob("failure*.json"))],
         stacks=stacks,
         log_end=log_end,
         out_of_memory=oom_kills() > kills,

@@ -22,8 +22,8 @@ class ForkServers:
         names = dict.fromkeys(manifest.runs[run].benchmark for run, _ in job.tasks)
         self._modules = ["jobs.worker.run_process"]
         self._benchmarks = [n if "." in n else f"systems.benchmarks.{n}" for n in names]
-        if job.shape.nproc_per_node is not None:
-            self._modules += ["jobs.worker.torchrun", "torch.distributed.launcher.api"]
+        if job.shape.nproc_per_node is not None:  # ranks do not share the imports of the server
+            self._modules, self._benchmarks = ["torch", "jobs.worker.torchrun"], []
         elif job.shape.gpus_per_node > 0:  # each run checks its GPUs with torch
             self._modules = ["torch", *self._modules]
         self._servers: dict[str, ForkServer] = {}

@@ -1,4 +1,4 @@
-"""torchrun on one node: an agent process forks the ranks of the node.
+"""torchrun on one node: an agent process starts the ranks of the node and reports failed ranks.
 
 For each run, the agent of node 0 opens the store through which agents and ranks find each other, on
 a free port that the system picks. The module `nodes` coordinates the nodes of a job.
@@ -6,18 +6,17 @@ a free port that the system picks. The module `nodes` coordinates the nodes of a
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
-import tempfile
+import sys
 from pathlib import Path
 from typing import Any
 
 from jobs.results.unwritable import FULL
 from jobs.whole_files import write_json
 from jobs.worker.messages import AgentReport, RankFailure, Request
-from jobs.worker.run_process import become_run, run_rank
-from jobs.worker.scratch import AGENT, deliver, failure_file, leave_error, watch_stacks
+from jobs.worker.run_process import become_run
+from jobs.worker.scratch import AGENT, deliver, leave_error, watch_stacks
 
 LOOPBACK = "lo"  # network interface that only processes on this machine can reach
 JOIN_S = 120  # maximum wait for the agents of the other nodes, in seconds
@@ -29,8 +28,7 @@ def agent(request: Request) -> None:
     scratch = Path(request.scratch)
     watch_stacks(scratch / "stack-agent.txt")
     try:
-        _launch(request)
-        report = AgentReport()
+        report = AgentReport(failures=_launch(request))
     except Exception as error:
         report = AgentReport(error=f"{type(error).__name__}: {error}")
         if isinstance(error, OSError) and error.errno in FULL:  # torchrun writes there, too
@@ -38,8 +36,8 @@ def agent(request: Request) -> None:
     deliver(report, scratch / AGENT)
 
 
-def _launch(request: Request) -> None:
-    """Start the ranks of this node, and wait until they end."""
+def _launch(request: Request) -> list[RankFailure]:
+    """Start the ranks of this node, wait until they end, and return those that failed."""
     assert request.nproc_per_node is not None
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -63,23 +61,22 @@ def _launch(request: Request) -> None:
         rdzv_endpoint=endpoint,
         rdzv_configs={"rank": request.node_rank, "timeout": JOIN_S},
         max_restarts=0,
-        start_method="fork",  # the ranks share what this process has imported
-        # By default, torchrun would leave a folder in /tmp, and files if this process is killed.
+        # By default, torchrun would leave a folder in /tmp.
         logs_specs=DefaultLogsSpecs(log_dir=str(scratch / "torchrun")),
     )
-    tempfile.tempdir = str(scratch)
-    # To log that a rank has failed, with a traceback, torch would import torch._dynamo for seconds.
-    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
+    path = scratch / "request.json"
+    request.on(agent=os.getpid()).write(path)
     try:
-        elastic_launch(config, run_rank)(request)
+        launch = elastic_launch(config, sys.executable)
+        launch("-u", "-m", "jobs.worker.run_process", str(path))
     except ChildFailedError as error:
-        for rank, failure in error.failures.items():
-            path = failure_file(scratch, rank)
-            if not path.exists():  # `run_rank` was killed before it told how the rank failed
-                found = RankFailure(rank=rank, exit_code=failure.exitcode, at=failure.timestamp)
-                deliver(found, path)
+        return [
+            RankFailure(rank=rank, exit_code=failure.exitcode, at=failure.timestamp)
+            for rank, failure in error.failures.items()
+        ]
     finally:
         del store
+    return []
 
 
 def _open_store(host: str) -> Any:

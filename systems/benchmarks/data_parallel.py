@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from systems.training.parallel_training import ParallelTraining
 
 VERSION = 1
-PRELOAD = ("torch._dynamo",)
 STRATEGIES = ("naive", "flat", "overlapped", "bucketed", "peer", "torch", "torch_tuned")
 BUCKETED = ("bucketed", "peer")  # strategies with a bucket size
 BUCKET_SIZE_MB = 100.0  # default of bucket_size_mb with these strategies, in MB

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from systems.training.parallel_training import ParallelTraining
 
 VERSION = 1
-PRELOAD = ("torch._dynamo",)
 WARMUP_STEPS = 2  # number of steps before the step whose peak memory is measured
 STRATEGIES = ("layers", "blocks", "peer", "fsdp2", "fsdp2_prefetch")
 

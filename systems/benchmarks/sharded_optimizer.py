@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from systems.training.parallel_training import ParallelTraining
 
 VERSION = 1
-PRELOAD = ("torch._dynamo",)
 BUCKET_SIZE_MB = 100.0  # bucket size of BucketedDDP, in MB (10^6 bytes)
 STRATEGIES = ("replicated", "sharded", "peer", "torch_zero")
 

@@ -260,11 +260,7 @@ def wait(params: Params) -> None:
 
 
 def pause(params: Params) -> None:
-    """Write the pid of this process, twice, to the FIFO, and wait until PATH.go exists.
-
-    PATH.environment has the environment variables of this process.
-    """
-    Path(f"{params.path}.environment").write_text(json.dumps(dict(os.environ)))
+    """Write the pid of this process, twice, to the FIFO, and wait until PATH.go exists."""
     with open(params.path, "w") as file:
         file.write(f"{os.getpid()} {os.getpid()}\n")
     while not Path(f"{params.path}.go").exists():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import ipaddress
-import json
 import os
 import pickle
 import socket
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.worker.fork_server import descendants
-from tests.jobs.harness import PATIENCE_S, Fifo
+from tests.jobs.harness import PATIENCE_S
 
 STRANGER = "127.0.0.99"  # an address of this machine that no node of a job has
 LISTENS = "0A"  # state of a socket in /proc/net/tcp
@@ -60,12 +59,10 @@ class Bomb:
         return Path.touch, (self.path,)
 
 
-def attack(fifo: Fifo, bomb: Path) -> None:
-    """Do what makes torchrun's own rendezvous execute code: write a pickle to its store.
-
-    The store is that of a rank that pauses and has written to the FIFO.
-    """
-    environment = json.loads(Path(f"{fifo.path}.environment").read_text())
+def attack(rank: int, bomb: Path) -> None:
+    """Do what makes torchrun's own rendezvous execute code: write a pickle to its store."""
+    words = Path(f"/proc/{rank}/environ").read_bytes().decode().split("\0")
+    environment = dict(word.split("=", 1) for word in words if "=" in word)
     key = f"torch.rendezvous.{environment['TORCHELASTIC_RUN_ID']}"
     value = base64.b64encode(pickle.dumps(Bomb(bomb))).decode()
     # In another process, since this one never imports torch.

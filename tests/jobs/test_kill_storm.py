@@ -39,9 +39,9 @@ SWEEP = {
 }
 END_S = 2 * PATIENCE_S  # timeout of a queue that executes all runs, in seconds
 QUEUE, WORKER, SERVER, RUN, RANK, CHILD = "queue", "worker", "server", "run", "rank", "child"
-SERVES = "fork_server import serve"  # in the command line of a server, and of all that it forks
 ROLES = {  # by words of the command line; the first that matches counts
-    SERVES: SERVER,
+    "fork_server import serve": SERVER,  # also a run, or torchrun's agent, whose parent is a server
+    "-m jobs.worker.run_process": RANK,
     "-m jobs.worker ": WORKER,
     "-m jobs.submit": QUEUE,
     "sleep 1000": CHILD,
@@ -90,9 +90,8 @@ class Storm:
         for pid, command in lines.items():
             role = next((role for words, role in ROLES.items() if words in command), None)
             parent = parents[pid]
-            if role == SERVER and SERVES in lines.get(parent, ""):
-                # a run, or torchrun's agent, whose parent is a server; else a rank or its parent
-                role = RANK if SERVES in lines.get(parents.get(parent, 0), "") else RUN
+            if role == SERVER and "fork_server import serve" in lines.get(parent, ""):
+                role = RUN
             elif role == SERVER:
                 self.parents.setdefault(pid, parent)
             if role is not None:

@@ -74,7 +74,7 @@ def _silent(nodes: list[NodeReport], world_size: int) -> Iterator[Failed]:
     """Yield a `Failed` for each rank that ended without an outcome, even if no report tells it."""
     known = {outcome.rank for node in nodes for outcome in node.outcomes}
     for node in nodes:
-        for failure in node.failures:
+        for failure in node.agent.failures if node.agent else ():
             if failure.rank not in known:
                 known.add(failure.rank)
                 text = node.stacks or node.log_end

@@ -43,11 +43,11 @@ def test_two_nodes_of_two_processes(scenarios: Scenarios) -> None:
         launch={"nproc_per_node": 2},
     )
     scenario.wait_until_executing()
-    fifos["attacked"].pids()
+    rank, _ = fifos["attacked"].pids()
     leader, follower = (worker_pid(scenario, node_rank) for node_rank in (0, 1))
     (address,) = {address for address, _ in listening(leader) | listening(follower)}
     assert address in scenario.cluster.nodes
-    attack(fifos["attacked"], bomb)
+    attack(rank, bomb)
     fifos["attacked"].release()
     pids = fifos["lost"].pids()
     assert not bomb.exists()

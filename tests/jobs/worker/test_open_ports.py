@@ -32,10 +32,10 @@ def test_one_node_listens_only_on_loopback(tmp_path: Path) -> None:
     shape = {"launch": {"nproc_per_node": 2}, "timeout_s": LONG_S}
     sweep = write_sweep(tmp_path, [case], **shape)
     queue = start("jobs.submit", sweep, "--local", "--out", tmp_path / "out")
-    fifo.pids()
+    rank, _ = fifo.pids()
     found = listening(queue.pid)
     assert found and all(is_loopback(address) for address, _ in found)
-    attack(fifo, tmp_path / "bomb")
+    attack(rank, tmp_path / "bomb")
     fifo.release()
     queue.communicate(timeout=PATIENCE_S)
     assert only_record(tmp_path / "out").status == "ok"

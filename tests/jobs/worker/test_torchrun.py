@@ -151,7 +151,7 @@ def test_a_node_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) ->
 
 def node(ranks: list[Outcome], failures: list[tuple[int, int]], **more: Any) -> NodeReport:
     ended = [RankFailure(rank=rank, exit_code=code, at=100) for rank, code in failures]
-    given = {"agent": AgentReport(), "outcomes": ranks, "failures": ended} | more
+    given = {"agent": AgentReport(failures=ended), "outcomes": ranks} | more
     return NodeReport(**given)
 
 
