@@ -20,7 +20,8 @@ A benchmark is one Python module, for example in systems/benchmarks. It defines:
                                       for all of its runs, to save time. torch imports some late:
                                       torch.fx.experimental.symbolic_shapes in the first backward,
                                       torch._dynamo for the first optimizer. They must not
-                                      initialize CUDA. Ranks that torchrun starts import them again.
+                                      initialize CUDA or compute, because runs are forked later.
+                                      Ranks that torchrun starts import them again.
 
 Many results are listed by phase. A phase is a part of the benchmark that is measured separately,
 for example "forward".
