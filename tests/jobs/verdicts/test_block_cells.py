@@ -208,6 +208,30 @@ def test_a_round_that_failed_once_is_left_out_and_told(tmp_path: Path) -> None:
     assert (cell.text, cell.judged and cell.judged.rounds) == ("same, 1 of 5 rounds: error", 4)
 
 
+@pytest.mark.parametrize(
+    ("status", "is_broken"), [("timeout", True), ("oom", True), ("killed", False)]
+)
+def test_a_run_is_broken_if_it_failed_by_itself_in_most_rounds(
+    tmp_path: Path, status: str, is_broken: bool
+) -> None:
+    outcome = same_but(failed(status), lambda p, n: p["mode"] == "fast" and n in (1, 2, 3))
+    found = compared(blocks(tmp_path, outcome))
+    assert (only(found).verdict == "broken") == is_broken
+
+
+def test_what_a_verdict_does_not_say_is_told(tmp_path: Path) -> None:
+    """That it is slower by less than the margin, and that the host determined its time."""
+    near = noisy(1.0097, sigma=0.0003)
+
+    def outcome(params: dict[str, Any], repeat: int) -> Outcome:
+        found = near(params, repeat)
+        found["measurements"]["facts"] = {"launch_bound": ["forward"]}
+        return found
+
+    cell = only(compared(blocks(tmp_path, outcome)))
+    assert cell.text == "slower, by less than the margin; launch-bound"
+
+
 def test_where_selects_runs_but_keeps_their_baseline(tmp_path: Path) -> None:
     small, large = noisy(1.0), noisy(1.3)
     folder = blocks(
