@@ -62,6 +62,7 @@ BAD_MANIFEST = "is not a manifest that this version"
 _FOLDERS: list[tuple[str, dict[str, Content], str]] = [
     ("no", {}, NO_FOLDER),
     ("file", {"file": ""}, "file is a file"),
+    ("a\udce9", {}, r"a path must be valid UTF-8, got 'a\udce9'"),
     ("all", {"all/out": results}, "results folders in it: "),
     ("out", {"out": without_submissions}, "holds no submission"),
     ("out", {"out": with_manifest(b"{")}, "Invalid JSON"),
@@ -78,6 +79,8 @@ _COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("jobs", "status", "out", "--where", "status == oks"), "got 'oks'; did you mean 'ok'?"),
     (("jobs", "status", "out", "--where", "repeat == zero"), "got 'zero', expected an integer"),
     (("jobs", "status", "out", "--where", "status < 3"), "which have no order"),
+    (("jobs", "status", "--where", "size > 1", "--where", "size > 2"), "join the conditions with"),
+    (("jobs", "export", "out", "--out=a.csv", "--out=b.csv"), "--out is given 2 times"),
     (("jobs", "logs"), "Missing argument 'RUN'"),
     (("jobs", "logs", ""), "RUN must be the first characters of a run id"),
     (("jobs", "logs", "zzz", "--in", "out"), "no run whose id begins with 'zzz' in out"),

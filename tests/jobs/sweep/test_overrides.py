@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from jobs.errors import InputError
 from jobs.sweep.expand import expand
 from jobs.sweep.load import load_sweep
 from tests.jobs.results_folder import GRID, TOY, errors, load, params_of, write
@@ -24,14 +23,6 @@ def test_base_may_be_a_sweep_of_the_project(tmp_path: Path) -> None:
     (tmp_path / "sweeps" / "cpu").mkdir(parents=True)
     write(tmp_path / "sweeps" / "cpu", TOY + "fixed: {size: 1}\n", "flash.yaml")
     assert load_sweep(path).sweep.benchmark == "tests.benchmarks.toy"
-
-
-def test_a_base_that_does_not_exist_is_the_only_error(tmp_path: Path) -> None:
-    path = write(tmp_path, "base: sweeps/cpu/flsh.yaml\nname: own\n", "own.yaml")
-    with pytest.raises(InputError) as caught:
-        load_sweep(path)
-    (problem,) = caught.value.problems
-    assert "did you mean 'sweeps/cpu/flash.yaml'?" in problem.message
 
 
 def test_base_is_inherited_through_a_chain(tmp_path: Path) -> None:
