@@ -170,7 +170,6 @@ _BENCHMARKS = [
 _FILES: list[tuple[str, str, dict[str, Content]]] = [
     ("no.yaml", "No such file or directory", {}),
     ("sweeps/flahs.yaml", "did you mean 'sweeps/flash.yaml'?", {}),
-    ("sweeps/cpu/flahs.yaml", "did you mean 'sweeps/cpu/flash.yaml'?", {}),
     ("own", "did you mean 'own.yaml'?", {"own.yaml": ""}),
     (".", "Is a directory", {}),
     ("empty.yaml", "name is required", {"empty.yaml": ""}),
