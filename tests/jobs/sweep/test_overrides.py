@@ -67,11 +67,6 @@ def test_a_childs_parameter_replaces_the_bases_whatever_the_section(
     assert sorted(params_of(loaded, "size", "ranks")) == expected
 
 
-def test_an_error_in_what_a_child_replaced_is_none(tmp_path: Path) -> None:
-    write(tmp_path, TOY + "grid: {size: [large]}\n", "base.yaml")
-    assert params_of(load(tmp_path, "base: base.yaml\nfixed: {size: 3}\n"), "size") == [(3,)]
-
-
 # ---- the cluster's file --------------------------------------------------------------------------
 
 
