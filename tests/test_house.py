@@ -143,17 +143,3 @@ def test_little_of_another_checkout_is_used_by_the_launcher() -> None:
         if source.partition(".")[0] == "systems":
             used.setdefault(source, set()).update({name} - {""})
     assert used == OF_OTHER_CODE
-
-
-def test_a_wrong_way_is_found() -> None:
-    """The functions that the tests above use do find wrong imports."""
-    code = "import a.b\ndef f():\n    from a import c, name\nif TYPE:\n    import d.e as x\n"
-    assert set(imported(ast.parse(code), {"a", "a.b", "a.c"})) == {"a.b", "a.c", "a", "d.e"}
-    allowed = {"p": {"p", "numpy"}, "p.low": {"p.low"}}
-    graph = {"p.high": {"p.low.x", "json"}, "p.low.x": {"p", "numpy.linalg"}, "q": {"p"}}
-    assert wrong_ways(graph, allowed) == [
-        "p.high imports p.low.x; p may not import p.low",
-        "p.low.x imports numpy.linalg; p.low may not import numpy",
-        "p.low.x imports p; p.low may not import p",
-        "q is in no row",
-    ]

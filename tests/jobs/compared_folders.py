@@ -32,7 +32,7 @@ class Pair:
         self.after.submit(self.loaded, after, devices[1])
 
     def compared(self, margin: float | None = None) -> Comparison:
-        return compared_folders(self.before, self.after, margin)
+        return compare_folders(observe(self.before.path), observe(self.after.path), margin)
 
     def verdicts(self) -> dict[Any, str]:
         return {(c.run.params["size"], c.phase): c.verdict for c in self.compared().cells}
@@ -69,12 +69,6 @@ def noisy(ratio: float, sigma: float = 0.002, seed: int = 3) -> Fate:
 
 def compared(folder: ResultsFolder, margin: float | None = None) -> Comparison:
     return compare_blocks(observe(folder.path), margin)
-
-
-def compared_folders(
-    before: ResultsFolder, after: ResultsFolder, margin: float | None = None
-) -> Comparison:
-    return compare_folders(observe(before.path), observe(after.path), margin)
 
 
 def only(comparison: Comparison) -> Compared:

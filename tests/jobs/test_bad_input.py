@@ -58,18 +58,9 @@ def test_values_that_a_key_must_not_have(tmp_path: Path, line: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("-m jobs.submit <(echo name: a) --local", ": benchmark is required"),
-        (r"-m jobs.submit sweeps/quickstart.yaml --local $'seq_len=\xff'", r"seq_len=\udcff: "),
-        (r"-m jobs.console status $'\xe9'", r"a path must be valid UTF-8, got '\udce9'"),
-    ],
-)
-def test_a_shell_passes_what_no_test_can_pass_in_its_process(command: str, message: str) -> None:
-    """A pipe is a sweep file; bytes that are not UTF-8 are refused."""
-    printed = shell(f"{sys.executable} {command}", exit_code=2)
-    assert message in printed and "Traceback" not in printed
+def test_a_pipe_is_a_sweep_file() -> None:
+    printed = shell(f"{sys.executable} -m jobs.submit <(echo name: a) --local", exit_code=2)
+    assert ": benchmark is required" in printed
 
 
 # ---- any input -----------------------------------------------------------------------------------

@@ -140,6 +140,7 @@ _CASES = [
 BASE = "base: base.yaml\n"
 _BASES = [
     sweep("base: no.yaml\n", "base: no.yaml: cannot be read: No such file"),
+    sweep("base: sweeps/cpu/flsh.yaml\n", "did you mean 'sweeps/cpu/flash.yaml'?"),
     sweep("base: 5\n", "base must be a file name"),
     sweep(f"base: {'x' * 256}\n", "at most 255 bytes"),
     sweep(BASE, "sweep.yaml -> base.yaml -> sweep.yaml", base="base: sweep.yaml"),
@@ -169,7 +170,6 @@ _BENCHMARKS = [
 _FILES: list[tuple[str, str, dict[str, Content]]] = [
     ("no.yaml", "No such file or directory", {}),
     ("sweeps/flahs.yaml", "did you mean 'sweeps/flash.yaml'?", {}),
-    ("sweeps/cpu/flahs.yaml", "did you mean 'sweeps/cpu/flash.yaml'?", {}),
     ("own", "did you mean 'own.yaml'?", {"own.yaml": ""}),
     (".", "Is a directory", {}),
     ("empty.yaml", "name is required", {"empty.yaml": ""}),

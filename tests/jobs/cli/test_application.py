@@ -14,7 +14,7 @@ from jobs import console
 from jobs.cli.application import COMMANDS, app
 from jobs.cli.application import load as load_command
 from jobs.sweep.load import load_sweep
-from tests.jobs.harness import call, run, run_python
+from tests.jobs.harness import call, run
 from tests.jobs.results_folder import GRID, TOY, ResultsFolder, ok
 
 
@@ -66,14 +66,6 @@ def test_every_door_leads_to_every_command(door: str, words: str, usage: str) ->
     assert usage in run(door, *words.split()).stdout
 
 
-def test_an_option_given_twice_is_an_error() -> None:
-    for name in ("status", "attempts", "compare", "retry", "submit"):
-        done = call("jobs", name, "--where", "a == 1", "x", "--where", "b == 2")
-        assert done.returncode == 2 and "join the conditions with 'and'" in done.stdout
-    assert "--out is given 2 times" in call("jobs", "export", "x", "--out=a", "--out=b").stdout
-    assert "2 times" not in call("jobs", "check", "x", "--dtype=bf16", "--dtype=fp16").stdout
-
-
 def test_a_package_of_the_user_that_hides_the_project(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,18 +79,6 @@ def test_a_package_of_the_user_that_hides_the_project(
     assert stopped.value.code == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and "/systems.py hides a package of" in told
-
-
-@pytest.mark.slow
-def test_completion_is_quick() -> None:
-    """It imports neither torch nor numpy, which only the commands themselves need."""
-    code = "import sys; sys.argv = ['sweeps']; import jobs.console; jobs.console.main()"
-    words = {"COMP_WORDS": "sweeps\nsubmit\nsweeps/flash_h", "COMP_CWORD": "2"}
-    environment = {"_SWEEPS_COMPLETE": "complete_bash", **words}
-    lines = run_python("-X", "importtime", "-c", code, environment=environment).stdout.splitlines()
-    assert any("sweeps/flash_heads.yaml" in line for line in lines), lines
-    imported = {line.rpartition("|")[2].strip() for line in lines}
-    assert "jobs.cli.application" in imported and not imported & {"torch", "numpy"}
 
 
 def test_completion_of_commands_options_and_files(elsewhere: Path) -> None:

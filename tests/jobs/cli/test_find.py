@@ -136,14 +136,3 @@ def test_logs_reads_only_the_folder_that_contains_the_run(here: Path) -> None:
     digits = [run[0] for run in write_submission(other, Path("logs/many")).runs]
     common = max(digits, key=digits.count)
     assert f"{common!r} is ambiguous: " in call("jobs", "logs", common).stdout
-
-
-def test_logs_that_cannot_be_read_are_named(here: Path) -> None:
-    failed = failed_run("logs/ok")
-    assert failed.log is not None
-    log = Path("logs/ok") / failed.log
-    log.unlink()
-    log.mkdir()
-    done = call("jobs", "logs", failed.run)
-    assert done.returncode == 0 and f"{log.name} cannot be read: Is a directory" in done.stdout
-    assert "of the exception" in done.stdout  # the failure is in the record

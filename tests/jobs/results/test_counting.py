@@ -62,14 +62,6 @@ def shown(folder: ResultsFolder) -> dict[tuple[str, int], list[float | str]]:
     return found
 
 
-def test_the_only_round_is_shown_while_it_is_not_complete(folder: ResultsFolder) -> None:
-    """Its times are not paired: the round may be executed again."""
-    folder.submit_rounds(SWEEP, lambda params, repeat: None if repeat else ok(1.0), rounds=[0])
-    results = [each for each in list_results(observe(folder.path)) if each.status is Status.ok]
-    assert [each.run.params["mode"] for each in results] == ["fast", "exact"]
-    assert not any(each.in_round for each in results)
-
-
 def test_a_round_executed_again_replaces_that_of_its_allocation_only(folder: ResultsFolder) -> None:
     """Without the id of the boot, each job is an allocation."""
     for ms, boot in enumerate(("a", "a", "b", None, None), 1):

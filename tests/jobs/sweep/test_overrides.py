@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from jobs.errors import InputError
 from jobs.sweep.expand import expand
 from jobs.sweep.load import load_sweep
 from tests.jobs.results_folder import GRID, TOY, errors, load, params_of, write
@@ -24,14 +23,6 @@ def test_base_may_be_a_sweep_of_the_project(tmp_path: Path) -> None:
     (tmp_path / "sweeps" / "cpu").mkdir(parents=True)
     write(tmp_path / "sweeps" / "cpu", TOY + "fixed: {size: 1}\n", "flash.yaml")
     assert load_sweep(path).sweep.benchmark == "tests.benchmarks.toy"
-
-
-def test_a_base_that_does_not_exist_is_the_only_error(tmp_path: Path) -> None:
-    path = write(tmp_path, "base: sweeps/cpu/flsh.yaml\nname: own\n", "own.yaml")
-    with pytest.raises(InputError) as caught:
-        load_sweep(path)
-    (problem,) = caught.value.problems
-    assert "did you mean 'sweeps/cpu/flash.yaml'?" in problem.message
 
 
 def test_base_is_inherited_through_a_chain(tmp_path: Path) -> None:
@@ -74,11 +65,6 @@ def test_a_childs_parameter_replaces_the_bases_whatever_the_section(
     write(tmp_path, TOY + "grid: {size: [1, 2], ranks: [1, 2]}\n", "base.yaml")
     loaded = load(tmp_path, f"base: base.yaml\n{child}\n")
     assert sorted(params_of(loaded, "size", "ranks")) == expected
-
-
-def test_an_error_in_what_a_child_replaced_is_none(tmp_path: Path) -> None:
-    write(tmp_path, TOY + "grid: {size: [large]}\n", "base.yaml")
-    assert params_of(load(tmp_path, "base: base.yaml\nfixed: {size: 3}\n"), "size") == [(3,)]
 
 
 # ---- the cluster's file --------------------------------------------------------------------------
@@ -148,9 +134,3 @@ def test_an_error_in_a_mapping_names_the_override_of_its_value(tmp_path: Path) -
     baseline = "blocks.baseline.mode=fats"
     (problem,) = errors(sweep, "blocks.interleave=[mode]", baseline)
     assert problem.startswith(f"command line: {baseline}: ")
-
-
-def test_the_option_rounds_wins_over_overrides(tmp_path: Path) -> None:
-    blocks = "blocks={interleave: [mode], baseline: {mode: fast}, rounds: 4}"
-    loaded = load(tmp_path, TOY + GRID, blocks, rounds="7")
-    assert loaded.sweep.blocks is not None and loaded.sweep.blocks.rounds == 7
