@@ -134,3 +134,9 @@ def test_an_error_in_a_mapping_names_the_override_of_its_value(tmp_path: Path) -
     baseline = "blocks.baseline.mode=fats"
     (problem,) = errors(sweep, "blocks.interleave=[mode]", baseline)
     assert problem.startswith(f"command line: {baseline}: ")
+
+
+def test_the_option_rounds_wins_over_overrides(tmp_path: Path) -> None:
+    blocks = "blocks={interleave: [mode], baseline: {mode: fast}, rounds: 4}"
+    loaded = load(tmp_path, TOY + GRID, blocks, rounds="7")
+    assert loaded.sweep.blocks is not None and loaded.sweep.blocks.rounds == 7
