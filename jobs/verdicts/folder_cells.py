@@ -231,16 +231,16 @@ def _judge(
     ours, theirs = _logs(before), _logs(after)
     variance = noise.squares / max(noise.freedom, 1)
     error = math.sqrt(variance * (1 / len(ours) + 1 / len(theirs)))
-    found = Estimate(fmean(theirs) - fmean(ours), error, noise.freedom)
+    mean = fmean(theirs) - fmean(ours)
+    found = Estimate(mean, error, noise.freedom)
     p = found.p if noise.freedom >= ENOUGH else None
     half = max(math.log1p(floor), found.half_width(CONFIDENCE) if noise.freedom else 0.0)
-    limit, size = math.log1p(margin), abs(found.mean)
+    limit = math.log1p(margin)
     verdict: Decision = "unsure"
-    if size > half and (p is None or p < LEVEL):
-        verdict = "slower" if found.mean > 0 else "faster"
-    elif size + half <= limit:
+    if abs(mean) > half and (p is None or p < LEVEL):
+        verdict = "slower" if mean > 0 else "faster"
+    elif abs(mean) + half <= limit:
         verdict = "same"
-    mean = found.mean
     ratio, low, high = (math.exp(min(log, 700.0)) for log in (mean, mean - half, mean + half))
     return Verdict(
         verdict,
