@@ -23,7 +23,7 @@ from jobs import provenance
 from jobs.block import TaskKey
 from jobs.formatting import counted
 from jobs.launch.gpu_claims import POLL_S, WAITS, Claims, claim, release
-from jobs.launch.packing import is_possible, most_beside
+from jobs.launch.packing import is_possible, most_at_once
 from jobs.launch.progress import QueueProgress
 from jobs.launch.signals import noted_signals
 from jobs.launch.snapshot import surroundings
@@ -121,7 +121,7 @@ class LocalQueue:
 
     def _fits(self, job: Job) -> bool:
         together = [job, *(one.job for one in self.running)]
-        most = min(most_beside(one.shape, self.total, self.parallel) for one in together)
+        most = min(most_at_once(one.shape, self.total, self.parallel) for one in together)
         return len(together) <= most and self._gpus(job) <= len(self.free)
 
     def _start(self, job: Job, claims: Claims, restarts: int = 0) -> None:

@@ -108,11 +108,11 @@ def local_slots(shape: Shape, gpus: int, parallel: int | None) -> int:
     """Return how many jobs of a `Shape` the local queue runs at once, on a machine with GPUs."""
     if not is_possible(shape, gpus):
         return 0
-    most = most_beside(shape, gpus, parallel)
+    most = most_at_once(shape, gpus, parallel)
     return min(most, gpus // shape.gpus_per_node) if shape.gpus_per_node else most
 
 
-def most_beside(shape: Shape, gpus: int, parallel: int | None) -> int:
+def most_at_once(shape: Shape, gpus: int, parallel: int | None) -> int:
     """Return how many jobs the local queue runs at once while one of them has a `Shape`.
 
     Jobs beside one that has no GPUs would disturb its timings, so the user must allow them.

@@ -30,7 +30,8 @@ def no_scratch(error: OSError) -> Outcome:
     return _full(f"cannot create a temporary folder: {error}")
 
 
-def _full(why: str) -> Outcome:  # with this status, the same command repeats the run
+def _full(why: str) -> Outcome:
+    """Return an outcome after which the same command repeats the run."""
     message = f"{why}; set TMPDIR to a folder with free space, and submit the sweep again"
     return failed(Status.killed, "NoScratch", message)
 

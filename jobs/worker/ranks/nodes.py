@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from jobs.status import Status
-from jobs.worker.fork_server import EXIT_S
 from jobs.worker.isolation import Deadline, ForkServer, oom_kills, wait_for
 from jobs.worker.messages import NodeReport, Order, Request
 from jobs.worker.outcome import failed
@@ -29,6 +28,9 @@ from jobs.worker.torchrun import agent
 
 CONSEQUENCES_S = 3.0  # time for the other ranks to report after a rank has failed, in seconds
 LOOK_S = 0.5  # interval between checks for a failed rank, in seconds
+# Maximum wait for the report of a node that was ordered to stop, in seconds. It may take 26 s to
+# write stacks and to kill processes and their server, if a driver keeps them.
+ANSWER_S = 30.0
 _NODE_LOST = failed(
     Status.killed,
     "NodeLost",
@@ -145,7 +147,7 @@ def _report_of(connection: Connection) -> NodeReport:
 
 def _last_word(connection: Connection) -> NodeReport:
     """Receive the report of a node that was ordered to stop. One that is silent is lost."""
-    answers = wait_for([connection], EXIT_S + 5)
+    answers = wait_for([connection], ANSWER_S)
     return _report_of(connection) if answers else NodeReport(unable=_NODE_LOST)
 
 

@@ -140,7 +140,7 @@ def test_a_node_with_too_few_gpus_says_so(tmp_path: Path) -> None:
 
 def test_a_node_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise all later runs of the job would wait for it until their timeouts."""
-    monkeypatch.setattr(nodes, "EXIT_S", -5.0)
+    monkeypatch.setattr(nodes, "ANSWER_S", 0.0)
     leader, follower = Pipe()
     with leader, follower:
         assert nodes._last_word(leader).unable.failure.type == "NodeLost"
