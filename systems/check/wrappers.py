@@ -3,7 +3,7 @@
 Each case compares a training with a single process that trains on the batches of all ranks, see
 `systems.check.parallel_training`. The ranks are started by `python -m jobs check`, or by
 
-    torchrun --nproc-per-node 2 -m systems.check.wrappers ddp my_ddp.py:MyDDP RESULTS
+    torchrun --nproc-per-node 2 -m systems.check.wrappers ddp my_ddp.py:MyDDP gloo RESULTS
 
 Rank 0 writes one line of JSON per case to the file RESULTS.
 """
