@@ -1,4 +1,4 @@
-"""Data parallel training: DDP and FSDP wrappers, and an optimizer whose state is sharded."""
+"""Data parallel training: DDP and FSDP wrappers, a sharded optimizer, and steps as CUDA graphs."""
 
 from systems.parallel.ddp import BucketedDDP, FlatDDP, NaiveDDP, OverlappedDDP
 from systems.parallel.fsdp import FullyShardedDataParallel

@@ -16,11 +16,10 @@ ALIGNMENT = 256  # of tensors side by side, in bytes; vectorized kernels and NCC
 def fill_buckets(parameters: Iterable[AnyTensor], capacity: float) -> list[list[AnyTensor]]:
     """Group parameters into buckets of at most `capacity` bytes, in reverse order.
 
-    Backward computes the gradients of the last layer first, so that these can be reduced first. All
-    parameters of a bucket have the same dtype and device. A parameter larger than `capacity` gets a
-    bucket of its own. After it, parameters that still fit are added to the previous bucket.
-    Parameters come in the order of the model. Buckets are in the order in which they are complete
-    if gradients become ready in reverse order.
+    Parameters come in the order of the model. Backward computes the gradients of the last layer
+    first, so buckets are in the order in which their gradients become complete. All parameters of a
+    bucket have the same dtype and device. A parameter larger than `capacity` gets a bucket of its
+    own. After it, parameters that still fit are added to the previous bucket.
     """
     open_buckets: dict[tuple[torch.dtype, torch.device], list[AnyTensor]] = {}
     filled: dict[tuple[torch.dtype, torch.device], int] = {}  # bytes in each open bucket
@@ -41,10 +40,10 @@ def fill_buckets(parameters: Iterable[AnyTensor], capacity: float) -> list[list[
 
 
 def balance(sizes: Sequence[int], loads: list[int]) -> list[int]:
-    """Assign each parameter to a rank, so that all ranks have about the same number of bytes.
+    """Return a rank for each parameter, so that all ranks have about the same number of bytes.
 
-    The next largest parameter goes to the rank with the fewest bytes so far. `loads`, the bytes
-    that each rank already has, are updated in place.
+    The next largest goes to the rank with the fewest bytes so far. `sizes` are in bytes. `loads`,
+    the bytes that each rank already has, are updated in place.
     """
     owners = [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):

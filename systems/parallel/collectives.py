@@ -1,4 +1,4 @@
-"""Process group as a context manager, and collectives for DDP, FSDP and the sharded optimizer."""
+"""Collectives of DDP and FSDP, and the process group of these and of the sharded optimizer."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ Gradients are averaged over the ranks, by one of these wrappers or by `PeerDDP` 
     OverlappedDDP   one all-reduce per parameter, during backward
     BucketedDDP     one all-reduce per group of parameters (bucket), during backward
 
-The last two reduce gradients in place; only gradients that are not contiguous are copied. So
-between steps, training needs no more memory than on one GPU.
+All of these but FlatDDP reduce gradients in place; only those that are not contiguous are copied.
 
 All ranks must issue the same collectives in the same order, even if their data makes them use
 different parameters. So every trainable parameter is reduced in every step, in a fixed order. A
@@ -42,7 +41,8 @@ class Exchange(Protocol):
     def start(self, index: int, gradients: list[Tensor]) -> Sequence[Tensor | None]:
         """Start to average the gradients of the next bucket, which has this index.
 
-        Returns what the gradients are replaced by now. It has the means after `finish`.
+        Returns what replaces the gradients now. It has the means after `finish`. None for a
+        gradient that only another rank keeps.
         """
 
     def finish(self) -> None:
@@ -53,9 +53,8 @@ class DataParallel(DataParallelWrapper):
     """Base class of the DDP wrappers.
 
     The constructor overwrites the parameters and buffers of all ranks with those of rank 0.
-    Subclasses define when and how gradients are averaged over the ranks. Persistent buffers, such
-    as the statistics of BatchNorm, get the values of rank 0 before each forward in
-    training mode, and before the first forward in evaluation mode after it.
+    Persistent buffers, such as the statistics of BatchNorm, get the values of rank 0 before each
+    forward in training mode, and before the first in evaluation mode after it, except in `no_sync`.
 
     Args:
         module: on the device of the process group, the same on all ranks except for the values of
@@ -106,11 +105,9 @@ class FlatDDP(DataParallel):
 class BucketedDDP(DataParallel):
     """DDP wrapper with one all-reduce per bucket, during backward.
 
-    Buckets are filled in reverse parameter order, because backward computes the gradients of the
-    last layer first. bucket_size_mb is in 10^6 bytes. A larger parameter gets a separate bucket.
-
-    Buckets have a fixed order. The average of a bucket starts when all of its gradients are ready
-    and the averages of all previous buckets have been started.
+    A bucket has at most bucket_size_mb, in 10^6 bytes, or one larger parameter. For the order, see
+    `fill_buckets`. The average of a bucket starts when all of its gradients are ready and the
+    averages of all previous buckets have been started.
 
     Raises:
         ValueError: if bucket_size_mb is not positive.

@@ -11,8 +11,9 @@ weight is gathered when its layer runs, and freed afterwards.
 
 Sources: Rajbhandari et al. 2020, "ZeRO", section 5.3; Zhao et al. 2023, "PyTorch FSDP", section 3.
 
-A layer is a group of weights that are gathered and freed together. To gather a layer means to
-all-gather its weights. To prefetch a layer means to start its all-gather before the layer runs.
+A layer is a group of weights that are all-gathered and freed together. To prefetch a layer means to
+start its all-gather before the layer runs. A forward expects the order of layers of the forward
+before, so the first one neither prefetches nor keeps a layer.
 
 Between steps, each module holds the shards as its parameters. During a step:
 
@@ -87,8 +88,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
     """FSDP wrapper: shards the large weights of a module across the ranks.
 
     All ranks start with the parameters and buffers of rank 0. Every rank must run the same layers
-    in the same order, and use the same weights, each on a different part of the batch. The modules
-    of a layer have their unsharded weights only while it runs.
+    in the same order, and use the same weights, else a rank raises a RuntimeError that names the
+    difference. The modules of a layer have their unsharded weights only while it runs.
 
     The parameters `weight` of modules are sharded if they have two or more dimensions. The others
     are replicated: every rank has the whole parameter. Persistent buffers get the values of rank 0
@@ -102,9 +103,9 @@ class FullyShardedDataParallel(DataParallelWrapper):
             parameters and buffers. Compile modules before wrapping. A compiled module and all of
             its submodules become one layer. The collectives run before and after the compiled
             code, so they cause no graph breaks. Freeze and cast parameters before.
-        compute_dtype: of communication and computation. Floating-point inputs are cast to it, and
-            outputs have it. None keeps the dtype of each parameter. Shards and their gradients are
-            always float32 (float64 if the parameter is float64).
+        compute_dtype: of communication and computation. Floating-point inputs of each layer are
+            cast to it, outputs are not. None keeps the dtype of each parameter. Shards and their
+            gradients are always float32 (float64 if the parameter is float64).
         layers: classes of modules, for example of the Transformer blocks. Each instance is one
             layer together with all of its submodules. Larger layers mean fewer and larger
             collectives. By default, every module that directly has parameters is a layer. A module
@@ -410,7 +411,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         return args, kwargs
 
     def _next_layers(self, index: int) -> list[int]:
-        """Return the layers to prefetch when a forward starts, which may be a recomputation."""
+        """Return the layers to prefetch when a layer's forward or recomputation starts."""
         layer = self._layers[index]
         if in_backward():
             after = layer.position + 1

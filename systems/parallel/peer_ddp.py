@@ -28,7 +28,7 @@ class PeerDDP(BucketedDDP):
     not multiprocessors, see `peer_means`. Gradients become views of a buffer for all of them, which
     the next backward overwrites: clone one to keep it. On a CPU, the ranks share memory.
 
-    Elsewhere, for example on several hosts, the wrapper is a `BucketedDDP`, and warns.
+    Elsewhere, for example on several hosts, the wrapper works as `BucketedDDP`, and warns.
 
     A `ShardedOptimizer` with shard_gradients lets each rank keep only the gradients of the
     parameters that it updates, and there is no such buffer. Then clip gradients by the method
@@ -84,7 +84,7 @@ class PeerDDP(BucketedDDP):
         self._has_means()  # notes which were set to None
 
     def _has_means(self, arrived: nn.Parameter | None = None) -> bool:
-        """Return whether gradients that only this rank has were not set to None since.
+        """Return whether gradients are still means that only this rank has.
 
         The gradient of the parameter `arrived` may be a new one. Others may be changed means, as by
         clipping, until the optimizer has used them.

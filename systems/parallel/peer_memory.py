@@ -48,6 +48,9 @@ class PeerMemory:
         group: its ranks must be able to share memory, see `can_have_peer_memory`.
         nbytes: size of each buffer.
 
+    Raises:
+        RuntimeError: on all ranks, if one of them cannot allocate its buffer.
+
     Attributes:
         buffers: uint8 (nbytes,), those of all ranks, in rank order.
         channels: number of channels of signals.
@@ -234,9 +237,9 @@ def live_bytes() -> int:
 
 
 def can_have_peer_memory(group: dist.ProcessGroup, devices: set[torch.device]) -> bool:
-    """Return whether the ranks of a group can have peer memory, on all ranks. Warn if not.
+    """Return whether the ranks of a group can have peer memory. Warn if not.
 
-    `devices` are those of the tensors to copy.
+    All ranks must call it. `devices` are those of the tensors to copy.
     """
     reason = "tensors are on several devices"
     if len(devices) == 1:

@@ -34,10 +34,9 @@ from systems.parallel.rank_consistency import check_agreement
 from systems.parallel.rank_meetings import Meetings
 from systems.parallel.wrapper import refusal_of
 
-# Size of the parameters of a rank that are stepped and sent together (a chunk). A chunk must be
-# large enough to use the full bandwidth of the network. On two H200s, an all-reduce nearly does so
-# from 100 MB on. A chunk must also be small, because the last chunk is sent after all steps are
-# done.
+# Size of the parameters of a rank that are stepped and sent together (a chunk). It must be large
+# enough to use the full bandwidth: on two H200s, an all-reduce nearly does so from 100 MB on. It
+# must also be small, because the last chunk is sent after all steps are done.
 CHUNK_BYTES = 256 * 10**6
 MAX_CHUNKS = 16  # chunks are larger if there are more; each needs two channels of peer memory
 NOT_OPTIONS = ("params", "param_names")  # keys of a parameter group that are not options
@@ -145,16 +144,16 @@ class _Chunk:
 class ShardedOptimizer(Optimizer):
     """Optimizer wrapper that divides state and update of another optimizer among the ranks.
 
-    Each rank owns some of the parameters: it updates them and stores their optimizer state. The
-    parameters of each rank have about the same total size. No parameter is split. `state` contains
-    only the state of the parameters that this rank owns. `param_groups` contains all parameters, so
-    learning rate schedulers work. The constructor moves each parameter to new memory, so
-    `param.data` changes.
+    Each rank owns parameters of about the same total size: it updates them and stores their
+    optimizer state, which `state` contains. `param_groups` contains all parameters, so learning
+    rate schedulers work. The constructor moves each parameter to new memory, so `param.data`
+    changes.
 
     Args:
         params: parameters or groups of them, the same on all ranks, with the same values.
-        optimizer_cls: class of the wrapped optimizer. A rank may create several instances, each for
-            a part of its parameters. So it must update each parameter independently, unlike LBFGS.
+        optimizer_cls: class of the wrapped optimizer, made with `kwargs`. A rank may have several,
+            each for a part of its parameters. So it must update each parameter independently,
+            unlike LBFGS.
         peer_memory: whether the ranks of a host copy updated parameters from each other's memory,
             on GPUs by copy engines, instead of broadcasting them (see `peer_memory`). Where they
             have no such memory, they broadcast, with a warning.
@@ -273,8 +272,8 @@ class ShardedOptimizer(Optimizer):
         is called once, before any parameter is updated, and its result is returned.
 
         Raises:
-            RuntimeError: if a rank has exited, the timeout has expired, `param_groups` has other
-                parameters than were added, or a parameter was moved or cast since.
+            RuntimeError: if a rank has exited, the timeout has expired, a group has another number
+                of parameters than was added, or a parameter was moved or cast since.
         """
         loss = None
         if closure is not None:
@@ -351,14 +350,11 @@ class ShardedOptimizer(Optimizer):
     def _broadcast_state(
         self, rank: int, parameters: list[Tensor], place: dict[Tensor, int], wanted: bool
     ) -> tuple[dict[int, dict[str, Any]], dict[int, dict[str, Any]]]:
-        """Broadcast and return the optimizer state of the parameters that `rank` owns.
+        """Broadcast and return the state of the parameters that `rank` owns, and the options.
 
-        Also return the options of its parameter groups, by index, which a step may change.
-
-        Tensors are broadcast one at a time, so that a device never holds more than one state tensor
-        of another rank. All ranks must call this method. The result has the state by the index in
-        `parameters`, all parameters in order, with tensors on the CPU. If it is not wanted, it is
-        not complete.
+        The state is by index in `parameters`, on the CPU, and not complete if it is not wanted. The
+        options, by index of the parameter group, are those that a step may change. Tensors are sent
+        one at a time, so that a device never holds more than one state tensor of another rank.
         """
         outlines: list[Any] = [None]
         if rank == self._group.rank():

@@ -76,7 +76,7 @@ class GraphedStep(Generic[Result]):
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Collect garbage before, but not in a `with` block.
+    """Collect garbage now, and none in the `with` block.
 
     An old wrapper that is freed in a capture aborts the process, as its peer memory is unmapped.
     """

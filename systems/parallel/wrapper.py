@@ -8,7 +8,7 @@
                 average what backward did not: gradients of `no_sync`, or of a rank without backward
 
 So gradients are averages when backward returns, as with torch's DistributedDataParallel. A wrapper
-is made once: it refuses to run after an error, with changed parameters, and to be copied.
+cannot be copied, and refuses to run after an error or with changed parameters.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class DataParallelWrapper(nn.Module):
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients, so that their norm is at most `max_norm`. Return the norm before.
 
-        Call it after the gradients were averaged. The result is that of
-        `torch.nn.utils.clip_grad_norm_` on one process, and the same on all ranks.
+        All ranks must call it, after the gradients were averaged. The result, a tensor without
+        dimensions, is that of `torch.nn.utils.clip_grad_norm_` on one process.
         """
         sharded, parameters = self._sharded_parameters(), list(self.parameters())
         if not sharded:
@@ -167,7 +167,7 @@ class DataParallelWrapper(nn.Module):
         raise NotImplementedError
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
-        """Handle a complete gradient, of parameter `index` in the list of `_start`."""
+        """Handle a complete gradient, of parameter `index` in `hooked` of `_start`."""
 
     def _begin_backward(self) -> None:
         """Prepare for a backward pass."""
@@ -197,7 +197,7 @@ class DataParallelWrapper(nn.Module):
                     tensor.register_hook(hook)
 
     def _synchronize_buffers(self) -> None:
-        """Broadcast buffers before a forward in training mode, or in evaluation mode after it."""
+        """Broadcast buffers, see `DataParallel`."""
         if not self._has_buffers:
             return
         is_training = any(module.training for module in self.module.modules())
@@ -263,10 +263,9 @@ class DataParallelWrapper(nn.Module):
     def _average_replicated(self) -> None:
         """Replace the gradients of `self._trained` by their means over the ranks.
 
-        A rank without a gradient for a parameter contributes zeros. A parameter that no rank used
-        keeps `grad` None, because with a gradient of zeros, momentum and weight decay would change
-        it. A small all-reduce finds these. Only ranks with a missing gradient read its result,
-        which blocks the host.
+        A parameter that no rank used keeps `grad` None, because with a gradient of zeros, momentum
+        and weight decay would change it. A small all-reduce finds these. Only ranks with a missing
+        gradient, which contribute zeros, read its result, which blocks the host.
         """
         if not self._trained:
             return
@@ -292,7 +291,7 @@ class DataParallelWrapper(nn.Module):
     # ---- parameters ------------------------------------------------------------------------------
 
     def _start(self, hooked: list[Any]) -> None:
-        """Mark all parameters, and let autograd call `_on_gradient` for some, with its index."""
+        """Mark all parameters; autograd then calls `_on_gradient` with the index in `hooked`."""
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(weak_hook(self._gradient, index))
             for index, parameter in enumerate(hooked)
@@ -432,7 +431,10 @@ def _norm(gradients: list[Tensor], device: torch.device) -> Tensor:
 
 
 def refusal_of(named: Iterable[tuple[str, Tensor]], sharded_only: bool = False) -> str | None:
-    """Return why the parameters cannot be used, if they belong to a wrapper, or are shards."""
+    """Return why parameters cannot be used, if they belong to a wrapper or are DTensors.
+
+    With sharded_only, only shards of an FSDP wrapper of this project are refused.
+    """
     for name, parameter in named:
         wrapper = _WRAPPED.get(parameter)
         if wrapper is not None and (wrapper.sharded or not sharded_only):
