@@ -137,8 +137,9 @@ def materialised_attention_bytes(
     backward, the probabilities P. Backward holds four: P, its gradient dP, the gradient dS of the
     scores, and P * dP, a temporary tensor of torch's softmax. The causal mask takes one byte for
     each pair of positions, and all heads and sequences share it. q, k, v and the gradient of the
-    output are counted all the time. The dtype is that of all tensors except the mask. The keys are
-    "forward_peak", "saved" (between forward and backward) and "backward_peak".
+    output are counted all the time, the output after forward, and the gradients of q, k and v in
+    backward. The dtype is that of all tensors except the mask. The keys are "forward_peak", "saved"
+    (between forward and backward) and "backward_peak".
     """
     element = DTYPE_BYTES[dtype]
     scores = batch_size * num_heads * seq_len * seq_len * element

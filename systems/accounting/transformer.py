@@ -41,8 +41,8 @@ class TransformerSize:
     vocab_size: int = 10_000
 
 
-# Sizes from Stanford CS336, assignment 2, table 1, and two other sizes: tiny, which is for machines
-# without a GPU, and 10b.
+# Sizes from Stanford CS336, assignment 2, table 1: of 2025, and 10b of 2026, which calls 2.7b xl.
+# tiny is for machines without a GPU.
 MODEL_SIZES = {
     "tiny": TransformerSize(64, 256, 3, 4),
     "small": TransformerSize(768, 3072, 12, 12),
@@ -84,7 +84,7 @@ def transformer_flops(
     Forward takes 2 FLOPs for each token and each weight in a matmul. Backward takes twice as many.
     The matmuls of attention are counted for all pairs of positions, including masked pairs. PaLM
     (Chowdhery et al. 2022, appendix B) counts the same: 6N + 12LHQT FLOPs per token for forward and
-    backward, with N parameters, L layers, H heads, head dimension Q and sequence length T. The
+    backward, with N such weights, L layers, H heads, head dimension Q and sequence length T. The
     phase is "forward", "backward", "forward_backward", or "train_step", which counts the same.
     """
     tokens = batch_size * context_length
