@@ -2,8 +2,8 @@
 
 On a shared host, the latency of the same function differs by tens of percent between processes, and
 between moments. The ratio of functions that are called in turn is far more stable than their times.
-A function with much Python code slows down the one that is called after it, so such ratios are too
-low.
+A function with much Python code slows down the one that is called after it, so its ratio to that
+one is too low.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def barrier(device: torch.device) -> None:
 
 
 def all_gather_objects(value: Any) -> list[Any]:
-    """Return the pickled values of all ranks, in rank order. All ranks must call this function."""
+    """Return the values of all ranks, sent by pickle, in rank order. All ranks must call this."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values

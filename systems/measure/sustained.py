@@ -20,7 +20,7 @@ import torch
 from systems.measure.timing import Thunk, clock_ms
 from systems.measure.windows import window
 
-CHUNK_MS = 100.0  # duration of a sample, which is the mean of consecutive calls
+CHUNK_MS = 100.0  # largest duration of a sample, which is the mean of consecutive calls
 WARMUP = 0.5  # duration of the warm-up, relative to that of the measurement
 MAX_CALLS = 500  # maximum number of calls in a sample
 # Share of a sample's time until the host has issued its calls, from which the calls count as
@@ -33,7 +33,7 @@ _Chunk = tuple[list[float], float]  # time of each call in ms, share of issuing
 class Sustained(NamedTuple):
     """What `sustained_ms` measures."""
 
-    samples_ms: list[float]  # means of the calls in about 100 ms
+    samples_ms: list[float]  # means of the calls in about 100 ms, or of MAX_CALLS calls
     calls: int
     launch_bound: bool  # whether issuing the calls took about as long as executing them
 

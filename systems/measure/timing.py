@@ -9,10 +9,9 @@ overhead.
 
 The clock of a GPU depends on the share of time in which it computes, because power and temperature
 follow this share with a delay. The warm-up therefore has the same holds as the measurement. A
-single process has holds of three times the launch overhead of each function: the longest hold of a
-run of attention is 2.4 ms in the median of the reference records. Under a power cap, another hold
-gives another clock. All processes in the rounds of a block therefore have one hold: the longest in
-the trial of the block.
+single process has holds of three times the launch overhead of each function, at least 1 ms. Under a
+power cap, another hold gives another clock. All processes in the rounds of a block therefore have
+one hold: the longest in the trial of the block.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def time_ms(
         before: called before each call of `fn` and not timed, for example to clear gradients.
         warmup_ms: total time of the warm-up calls, at least two. On a GPU, it includes the holds
             and is at least 200 ms.
-        measure_ms: total time of the timed calls, at least 10 and at most 100.
+        measure_ms: total time of the timed calls, which are 10 to 100.
         launch_ms: result of `host_ms` for the same function. None: measure it.
         phase: name under which the window of the timed calls is noted, see `windows`.
     """

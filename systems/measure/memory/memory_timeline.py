@@ -142,12 +142,9 @@ class Timeline:
 def read_timeline(snapshot: Mapping[str, Any], phases: Sequence[str], device: int = 0) -> Timeline:
     """Return phases and allocations of a step from the result of `torch.cuda.memory._snapshot`.
 
-    `mark_phase` must be called at the start of each phase, in order, and at the end of the last
-    one.
-
     Raises:
-        ValueError: if the number of marks is not the number of phases plus 1. The allocator keeps
-            only the last 1,000,000 events, so that marks before these events are lost.
+        ValueError: if the number of marks is not the number of phases plus 1. Marks before the last
+            MAX_ENTRIES events are lost.
     """
     # alive: (start, size, frames) by address
     # over: (address, size, start, end, frames) of freed allocations

@@ -28,9 +28,9 @@ class Source:
     Attributes:
         source: file, line and function, for example `systems/model.py:42 forward`.
         code: text of the line. It identifies the line if line numbers change.
-        called_at: file and line in this project from which that function was called, directly or
-            through other libraries. It distinguishes the calls of functions such as Linear.forward.
-            "" if not known.
+        called_at: file and line from which that function was called, directly or through other
+            libraries. It distinguishes the calls of functions such as Linear.forward. "" if not
+            known.
     """
 
     source: str
@@ -41,7 +41,7 @@ class Source:
 def source_of(frames: Iterable[Frame], root: Path = ROOT) -> Source:
     """Return the innermost source line of this project in a Python stack.
 
-    Without one, it is the innermost line. `frames` has the innermost first.
+    Without any, all lines count as those of this project. `frames` has the innermost first.
     """
     stack = list(frames)
     if not stack:
@@ -57,7 +57,7 @@ def source_of(frames: Iterable[Frame], root: Path = ROOT) -> Source:
 
 
 def calling_frames() -> list[Frame]:
-    """Return the Python stack of the caller of this function, innermost frame first."""
+    """Return the frames that called the caller of this function, the innermost first."""
     frames = []
     frame = sys._getframe(2)
     while frame is not None:

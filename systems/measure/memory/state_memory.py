@@ -24,7 +24,7 @@ def storage_address(tensor: Tensor) -> int:
 def state_bytes(
     parameters: Iterable[torch.nn.Parameter], optimizer: torch.optim.Optimizer
 ) -> dict[str, int]:
-    """Return the bytes of parameters, gradients and optimizer state on this rank.
+    """Return weights_bytes, gradients_bytes and optimizer_state_bytes on this rank.
 
     Of a DTensor, only the shard of this rank counts. The state of an optimizer includes that of
     inner optimizers, in which a sharded optimizer may keep the state of its shard.

@@ -64,7 +64,7 @@ class StepTimeline:
 
     @property
     def on_multiprocessors_ms(self) -> float:
-        """Total time in which communication occupies multiprocessors of a GPU, in milliseconds."""
+        """Total time of collectives, which occupy multiprocessors of a GPU, in milliseconds."""
         return (
             total(merged(s for name in self.calls if name != PEER_COPY for s in self.calls[name]))
             / 1e3
@@ -102,8 +102,8 @@ def read_steps(path: Path) -> list[StepTimeline]:
     """Read the communication and computation of all training steps in a Chrome trace.
 
     torch.profiler exported the trace. The code of each step must be annotated with record_function
-    as train_step, and its phases as forward, backward, synchronize and optimizer. The GPU must be
-    idle at the start and at the end of each step.
+    as train_step, and its phases by the names in `PHASES`. The GPU must be idle at the start and at
+    the end of each step.
 
     Raises:
         ValueError: if the trace has no range with the name train_step.

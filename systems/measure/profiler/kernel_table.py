@@ -1,7 +1,8 @@
 """Tabulate the kernels of training steps by phase and annotated range, from a profiler trace.
 
 The input is a Chrome trace that torch.profiler exported. The format of this file changes less often
-than torch's Python objects. The phases and ranges are code that was annotated with record_function.
+than torch's Python objects. Phases (forward, backward, optimizer) and ranges (parts of attention,
+such as attention_softmax) are code that was annotated with record_function.
 
 A kernel belongs to the phase and the range in which the host launched it. A correlation id in the
 trace links the kernel to its launch. The GPU must be idle at the start and at the end of each
@@ -9,8 +10,7 @@ phase, so that a kernel also runs in the phase in which it was launched.
 
 Another thread launches the kernels of backward. This thread executes autograd nodes. Each node has
 the sequence number of the forward operator that created the node. If this operator was in an
-annotated range such as attention_softmax, the backward kernel belongs to the range
-attention_softmax_backward.
+range such as attention_softmax, the backward kernel belongs to attention_softmax_backward.
 
 A CPU has no kernels, so the tables list torch's operators instead. The time of an operator excludes
 the operators that it calls (self time).
@@ -116,12 +116,7 @@ class _Spans(Generic[T]):
 
 
 class _Ranges:
-    """Phases and annotated ranges of a trace.
-
-    A phase is forward, backward or optimizer. A range is a part of attention, such as
-    attention_softmax. The events of torch operators connect kernels of backward to ranges of
-    forward.
-    """
+    """Phases and ranges of a trace. Torch operators connect backward to ranges of forward."""
 
     def __init__(self, annotations: Sequence[Event], operators: Sequence[Event]):
         phases = [e for e in annotations if e["name"] in PHASES]
@@ -207,9 +202,8 @@ def _own_times(operators: Sequence[Event]) -> list[float]:
 def kernel_facts(profile: Profile) -> dict[str, Any]:
     """Return tables and totals of the GPU kernels of training steps.
 
-    On a CPU, torch operators are listed instead. A range is an annotated part of attention, such as
-    attention_softmax. Times are in milliseconds per step, averaged over the steps. Shares are
-    fractions from 0 to 1.
+    On a CPU, torch operators are listed instead. Times are in milliseconds per step, averaged over
+    the steps. Shares are fractions from 0 to 1.
 
     Returns:
         For each phase, the whole step (`train_step`) and each range:

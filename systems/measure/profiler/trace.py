@@ -32,7 +32,7 @@ def by_category(events: Iterable[Event]) -> dict[str, list[Event]]:
 
 
 def launches(categories: Mapping[str, Iterable[Event]]) -> dict[Any, Event]:
-    """Return the events of CUDA calls that launched GPU work, by their kernel's correlation id."""
+    """Return the CUDA calls of the host by correlation id, which they share with their GPU work."""
     return {
         event["args"]["correlation"]: event
         for category in ("cuda_runtime", "cuda_driver")
