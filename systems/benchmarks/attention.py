@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from systems.check.attention_accuracy import AttentionResult
     from systems.check.attention_call import AttentionCall
 
-# Records of versions before 4 lack wall_ms and the samples of the CUDA graph. In records of
-# versions before 3, peak memory of backward includes a retained autograd graph with the
-# probabilities. In records of version 1, peak memory of forward includes the autograd graph of
-# another call.
 VERSION = 4
 PRELOAD = ("torch.fx.experimental.symbolic_shapes",)
 Positive = Annotated[int, Field(ge=1)]
@@ -68,8 +64,8 @@ class Params(BenchmarkParams):
     num_kv_heads: Positive | None = None  # number of heads of k and v; null: num_heads
     value_dim: Positive | None = None  # head dimension of v; null: head_dim
     num_queries: Positive | None = None  # number of queries in each sequence; null: seq_len
-    window_left: Natural | None = None  # number of keys before its position that a query sees
-    window_right: Natural | None = None  # number of keys after its position that a query sees
+    window_left: Natural | None = None  # keys before its position that a query sees; null: all
+    window_right: Natural | None = None  # keys after its position that a query sees; null: all
     # With lower_right, the last query has the position of the last key of its sequence.
     alignment: Literal["upper_left", "lower_right"] = "upper_left"
     softcap: Annotated[float, Field(gt=0)] | None = None  # each score s becomes c tanh(s / c)
@@ -120,7 +116,7 @@ class Params(BenchmarkParams):
         return self.model_copy(update=PLAIN) == self
 
 
-# Values of the parameters that are not those of plain self-attention
+# Values of the parameters that add features to plain self-attention, without these features
 PLAIN: dict[str, Any] = {
     "num_kv_heads": None, "value_dim": None, "num_queries": None, "window_left": None,
     "window_right": None, "alignment": "upper_left", "softcap": None, "packed": False,

@@ -48,7 +48,7 @@ class Params(BenchmarkParams):
 
 
 def run(params: Params) -> dict[str, Any]:
-    """Time synchronised calls of forward and backward, then check them against float64.
+    """Time synchronized calls of forward and backward, then check them against float64.
 
     A call starts while the device is idle, and ends when it is idle again. Gradients are cleared
     before each call. In a block, only the trial includes the check.

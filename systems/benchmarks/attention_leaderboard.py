@@ -66,8 +66,7 @@ def run(params: Params) -> dict[str, Any]:
     sustained time, and there is no phase forward_backward_sustained.
 
     Phases:
-        forward_backward: time of each call. The leaderboard shows their mean, which is what
-            `do_bench` returns by default.
+        forward_backward: time of each call.
 
     Facts:
         relative_error: as in the benchmark `attention`. Missing if attention was not checked.

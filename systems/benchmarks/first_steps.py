@@ -5,7 +5,8 @@ Run it on this machine, without Slurm:
     python -m jobs.submit sweeps/warmup.yaml --local --where "benchmark == 'first_steps'"
 
 torch.profiler records the first steps of the process. Its times include its own overhead; the
-benchmark `train_step` with `warmup_steps: 0` measures the same steps without a profiler.
+benchmark `train_step` with `passes: forward_backward` and `warmup_steps: 0` measures the same steps
+without a profiler.
 """
 
 from __future__ import annotations

@@ -84,8 +84,7 @@ def predict(params: Params) -> dict[str, Any]:
     - four times the size of the largest layer, for the gathered weights of three layers and the
       unsharded gradients of one layer.
 
-    A layer is a group of weights that are gathered together. Activations and the peak are predicted
-    only without activation checkpointing.
+    Activations and the peak are predicted only without activation checkpointing.
     """
     size, precision, n = params.model_size, params.precision, params.world_size
     shards = accounting.rank_state_bytes("zero3", accounting.model_state_bytes(size, "fp32"), n)
@@ -214,9 +213,7 @@ def gather_facts(steps: list[StepTimeline]) -> dict[str, float]:
     Returns:
         gathers: number of all-gathers per step.
         gathers_in_time: share of them that is in time. Missing if there are none.
-        gather_wait_ms: mean waiting time per step, in milliseconds. It ends when an all-gather that
-            is not in time ends. It begins when the last computation before that moment ends, or
-            when the all-gather starts if that is later.
+        gather_wait_ms: mean waiting time per step, in milliseconds, see `StepTimeline.waits_ms`.
         forward_gathers, forward_gathers_in_time, forward_gather_wait_ms: the same of the
             all-gathers that start in forward. Missing if the steps have no phases.
     """

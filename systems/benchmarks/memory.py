@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 VERSION = 1
 PRELOAD = ("torch._dynamo",)
 # Number of steps before the measured step. In the first step the optimizer allocates its state, and
-# cuBLAS allocates its workspaces. These would otherwise be counted as activations.
+# cuBLAS its workspaces, which would be counted as activations.
 WARMUP_STEPS = 2
 
 

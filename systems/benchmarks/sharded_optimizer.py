@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from systems.training.parallel_training import ParallelTraining
 
 VERSION = 1
-BUCKET_SIZE_MB = 100.0  # bucket size of BucketedDDP, in MB (10^6 bytes)
+BUCKET_SIZE_MB = 100.0  # bucket size of the DDP wrapper, in MB (10^6 bytes)
 STRATEGIES = ("replicated", "sharded", "peer", "torch_zero")
 
 

@@ -100,8 +100,8 @@ def run(params: Params) -> dict[str, Any]:
             rounds of a block, see `jobs.block`.
         sustained_calls: number of steps in the phases train_step and train_step_sustained, to
             divide the energy by. On a GPU, train_step has one more than it has samples.
-        launch_bound: has this phase if the host issued its steps not faster than the GPU executed
-            them. Missing otherwise.
+        launch_bound: [train_step_sustained] if the host issued its steps not faster than the GPU
+            executed them. Missing otherwise.
         first_step_ms: time of the first step in this process.
         building_and_measuring_seconds: time from the start of model construction to the end of the
             last measurement.
