@@ -1,13 +1,12 @@
 """Check the loss and gradients of a training against float64 with the same weights.
 
-Let g be the gradient of a parameter and e its float64 gradient. Two errors are computed:
+Let g be the gradient of a matrix and e its float64 gradient. Two errors are computed, in which |e|
+has a minimum, see `_LEAST_SHARE`:
 
     gradient    |g - e| / |e|. It detects any kind of error.
     slope       |<g - e, e>| / <e, e>, the relative error of g in the direction of e. Rounding
                 hardly changes it. So it detects, even in bfloat16, a gradient that is a few percent
                 too large or too small.
-
-If a parameter consists of several stacked matrices, each matrix is checked separately.
 
 Float64 gradients are computed block by block, so that only one block at a time is in float64.
 

@@ -30,7 +30,7 @@ def named_gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def above(errors: Mapping[str, float], limits: Mapping[str, float]) -> list[str]:
-    """Return the errors above their limits, and NaN, such as "loss 1e-02 (at most 5e-03)"."""
+    """Return the errors above their limits, and NaN, such as "loss 1.00e-02 (at most 5e-03)"."""
     return [
         f"{name} {error:.2e} (at most {limits[name]:.0e})"
         for name, error in errors.items()

@@ -19,9 +19,9 @@ def attention_function(
     """Return the attention function with this name, for inputs such as q, k and v.
 
     The name is a key of `flash_attention.ATTENTIONS`, or a reference such as
-    `my_kernels/flash.py:MyFlash` to a function outside this project, which has only a causal mask.
-    The function is called as (q, k, v, is_causal), and makes the given call with this mask. q, k
-    and v are (batch, heads, seq_len, head_dim) and may be uninitialized.
+    `my_kernels/flash.py:MyFlash` to a function outside this project, whose only feature is a causal
+    mask. The function is called as (q, k, v, is_causal), and makes the given call with this mask.
+    q, k and v are (batch, heads, seq_len, head_dim) and may be uninitialized.
 
     Raises:
         Unsupported: if the implementation does not support these inputs on this machine.

@@ -89,7 +89,7 @@ def full_parameters(wrapper: nn.Module, names: Iterable[str]) -> Mapping[str, Te
     A prefix `module.` of the wrapper's names is removed. `names` are those without the wrapper.
 
     Raises:
-        ValueError: if a parameter is missing.
+        ValueError: if a parameter is missing, or the wrapper returns no dict.
     """
     gather: Any = next(getattr(wrapper, name) for name in _GATHER if hasattr(wrapper, name))
     given: Mapping[str, Tensor] = gather()

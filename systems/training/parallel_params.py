@@ -15,8 +15,7 @@ class ParallelParams(TransformerParams):
     Each rank trains on a separate batch of batch_size sequences. With `cuda_graph`, a whole step is
     one graph, with its communication and the update.
 
-    The same training without communication is timed beside it, in alternating rounds. A round is a
-    number of consecutive steps of one training.
+    The same training without communication is timed beside it, in alternating rounds.
     """
 
     world_size: Positive  # number of ranks; must equal the number of processes torchrun starts

@@ -35,7 +35,7 @@ def alternating_rounds(
 ) -> dict[str, list[float]]:
     """Return the mean milliseconds of a step in each round, for several trainings in turn.
 
-    A round is a number of consecutive steps of one training. The order of the trainings is reversed
+    A round is `steps` consecutive steps of one training. The order of the trainings is reversed
     after each round, so that a steady change of the machine affects all of them equally. All ranks
     must call this function. They start each round together. On each rank a round ends when its GPU
     is idle. Each training first runs its warm-up steps.
@@ -90,7 +90,10 @@ def profiled_steps(training: ParallelTraining) -> list[StepTimeline]:
 
 
 def host_ms(training: ParallelTraining) -> float:
-    """Return how long the host takes to launch a step on an idle GPU, in milliseconds."""
+    """Return the milliseconds in which the host launches a step on an idle GPU.
+
+    It is the median of a few steps. All ranks must call this function.
+    """
     times = []
     for _ in range(PROFILED_STEPS):
         barrier(training.device)
