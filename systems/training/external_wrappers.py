@@ -9,8 +9,8 @@ The forms are those of assignment 2 of Stanford CS336:
 - Sharded optimizer: a class or function `(params, optimizer_cls, **options)`.
 
 The adapters of the assignment's tests work, too. Such a function `get_NAME` returns the wrapper.
-The functions `NAME_on_after_backward(model, optimizer)` and `NAME_gather_full_params(model)` in the
-same file do what the methods do, for example `fsdp_gather_full_params` for `get_fsdp`.
+The functions `NAME_on_after_backward(model, optimizer)`, whose optimizer is None here, and
+`NAME_gather_full_params(model)` in the same file do what the methods do.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class TransformerParams(BenchmarkParams):
     # torch: torch.optim.AdamW with fused=True. fused: `systems.kernels.adamw.FusedAdamW`.
     optimizer: Literal["torch", "fused"] = "torch"
     lr: Annotated[float, Field(gt=0)] = 1e-4  # learning rate
-    # Activation checkpointing: none, or the name of a policy in `systems.checkpointing`.
+    # Activation checkpointing: none, or a policy of `systems.checkpointing`.
     checkpointing: Literal["none", "every_k", "half_blocks", "nested", "selective"] = "none"
     # With checkpointing: every_k, the input of every checkpoint_every-th block is saved.
     checkpoint_every: Positive = 1

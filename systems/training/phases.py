@@ -58,14 +58,14 @@ def by_phase(steps: list[dict[str, float]]) -> dict[str, list[float]]:
 
 
 def steps_ms(training: Training, count: int) -> tuple[list[float], int]:
-    """Return the milliseconds of each of `count` consecutive steps, and the steps in the window.
+    """Return the milliseconds of `count` consecutive steps, and how many steps the window has.
 
     On a GPU, the host does not wait for the GPU between steps. The time of a step is then measured
     from the end of the previous step. There are more than `count` steps if these take less than
     `LEAST_MS`, so that their energy can be measured. The window also has one step without a sample.
     """
     on_gpu = training.device.type == "cuda"
-    if on_gpu:  # idle afterwards, so that no earlier work is in the window, whose energy counts
+    if on_gpu:  # which is idle afterwards, so the energy in the window is only that of its steps
         count = max(count, math.ceil(LEAST_MS / min(_steps_ms(training, 3))))
     with during("train_step"), window("train_step"):
         if on_gpu:

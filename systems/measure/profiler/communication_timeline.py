@@ -6,8 +6,8 @@ computes nothing.
 On a GPU, NCCL kernels count as communication, and so do copies from and to the memory of
 another GPU with the kernels that signal and wait for them (peer copies). All other kernels count as
 computation. On a CPU, Gloo calls and peer copies count as communication, and torch's other
-operators count as computation. Code compiled with torch.compile for a CPU does not use torch's
-operators. It is therefore not counted.
+operators count as computation. Code that torch.compile compiled for a CPU uses none of them, so it
+is not counted.
 """
 
 from __future__ import annotations
