@@ -18,13 +18,6 @@ def as_path(text: str) -> Path:
     return Path(text)
 
 
-def run_prefix(text: str) -> str:
-    """Return the beginning of a run id. An empty text begins every id."""
-    if not text:
-        raise typer.BadParameter("RUN must be the first characters of a run id, got ''")
-    return text
-
-
 def flag(name: str, help: str) -> Any:
     """Return an option without a value, such as --force."""
     return typer.Option(name, help=help)
@@ -70,7 +63,6 @@ RunId = Annotated[
     typer.Argument(
         metavar="RUN",
         help="Id of a run, or its first characters, for example 3fa2.",
-        parser=run_prefix,
         autocompletion=run_ids,
     ),
 ]

@@ -8,7 +8,7 @@ import sys
 from jobs.cli.arguments import In, RunId
 from jobs.cli.observed import found_run
 from jobs.results.manifest import ARTIFACTS
-from jobs.results.run_logs import job_logs, latest_logs, log_of, text_of
+from jobs.results.run_logs import job_logs, log_of, on_all_nodes, text_of
 from jobs.status import Status
 
 EXAMPLES = "3fa2"
@@ -33,8 +33,9 @@ def logs(run: RunId, folder: In = None) -> None:
         print(f"# artifacts in {left}")
     for each in seen.tasks:
         is_running = each.run.id == task.run.id and each.status is Status.running
-        if is_running and (paths := latest_logs(seen, each)):  # runs of --debug have no log
-            print(f"# running; to follow its output: tail -F {shlex.join(map(str, paths))}")
+        if is_running and (log := log_of(seen, each)):  # runs of --debug have no log
+            paths = shlex.join(map(str, on_all_nodes(log)))
+            print(f"# running; to follow its output: tail -F {paths}")
     shown = log_of(seen, task)
     if shown is None:
         for path in job_logs(seen, task):

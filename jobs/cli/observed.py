@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from jobs.results.latest import (
     manifests_of,
     results_folders,
 )
-from jobs.results.manifest import SHOWN_BELOW
 from jobs.results.run_states import Observation, TaskState, observe
 from jobs.results.unreadable import BadLine
 from jobs.status import Status
@@ -29,23 +27,17 @@ def observed(folder: Path | None, tell: bool = False) -> Observation:
 
     `tell` names this folder in a note, for commands whose output does not.
     """
-    path = (folder or _last_folder()).resolve()
+    path = folder or latest_folder()
+    if path is None:
+        fail(
+            "no results folder given, and no submission was made here; pass a folder; "
+            "`python -m jobs list` lists results"
+        )
+    path = path.resolve()
     if tell and folder is None:
         note(f"results in {relative(path)}")
     with waiting_for(f"the results in {path} to be read"):
         return observe(path)
-
-
-def _last_folder() -> Path:
-    """Return the results folder of the last accepted submission."""
-    folder = latest_folder()
-    if folder is None:
-        known = [str(path) for path in folders_in(LOGS)]
-        such = f", such as {', '.join(known[:SHOWN_BELOW])}" if known else ""
-        fail(f"no results folder given, and no submission was made here; pass a folder{such}")
-    if not os.path.exists(folder):
-        fail(f"the last submission went to {folder}, which no longer exists; pass a folder")
-    return folder
 
 
 def observed_in(places: list[Path]) -> Iterator[Observation]:

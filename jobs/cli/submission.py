@@ -52,8 +52,6 @@ def start(prepared: Prepared, lock: SubmitLock) -> int:
     """
     manifest = prepared.manifest
     _show_skipped(prepared)
-    if not manifest.jobs and not prepared.in_flight and not prepared.done:
-        fail("nothing to run: the sweep has no runs")
     if not manifest.jobs and prepared.unknown:
         fail("nothing to submit, but the state of some runs is unknown (see above)")
     try:

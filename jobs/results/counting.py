@@ -45,6 +45,7 @@ Execution = list[Record]  # attempts in one execution of a round
 
 # Why an attempt is not shown
 INCOMPLETE = "its round is not complete"
+AGAIN = "its round was executed again"
 TRIAL = "trial of its block"
 OLDER_CODE = "other code than that of the latest complete round"
 OLDER_ROUND = "another run of its round has older code"
@@ -182,10 +183,13 @@ class Selection:
     shown: dict[TaskOnDevice, list[Record]]
     # Tasks that have attempts of which none is shown, with the reason.
     withheld: dict[TaskOnDevice, str]
-    rounds: _Rounds
+    # By the `id` of records: the attempts in rounds that are shown, and why other attempts of the
+    # same runs are not.
+    in_rounds: set[int]
+    hidden: dict[int, str]
 
     def is_in_round(self, record: Record) -> bool:
-        return id(record) in self.rounds.shown
+        return id(record) in self.in_rounds
 
     def is_shown(self, record: Record) -> bool:
         return any(each is record for each in self.shown.get(task_of(record), ()))
@@ -211,10 +215,8 @@ class Selection:
             return TRIAL
         if self.is_shown(record):
             return "all runs are unsupported on this device"
-        if id(record) in self.rounds.complete and id(record) not in self.rounds.counted:
-            return "its round was executed again"
-        if id(record) in self.rounds.hidden:
-            return self.rounds.hidden[id(record)]
+        if id(record) in self.hidden:
+            return self.hidden[id(record)]
         others = self.shown.get(task_of(record), ())
         if record.status == "ok" and code_of(record) in wrong_code(others):
             return "an attempt with the same code was wrong"
@@ -232,38 +234,28 @@ class Selection:
         }
 
 
-@dataclass(frozen=True)
-class _Rounds:
-    """Attempts in rounds, by the `id` of their records."""
-
-    complete: set[int]  # in complete executions
-    counted: dict[int, str]  # in those that count, with their allocation
-    shown: set[int]  # in those that tables show
-    hidden: dict[int, str]  # other attempts of the same runs, with the reason
-
-
 def select_attempts(attempts: Sequence[Record]) -> Selection:
     """Select the attempts of each run, repeat and device that tables show, see the module.
 
     Attempts are ordered, oldest first.
     """
-    rounds = _find_rounds(attempts)
-    outside = best((r for r in attempts if id(r) not in rounds.shown), task_of)
+    in_rounds, hidden = _find_rounds(attempts)
+    outside = best((r for r in attempts if id(r) not in in_rounds), task_of)
     paired: dict[TaskOnDevice, dict[tuple[str, str], Record]] = {}  # by block and allocation
-    for record in attempts if rounds.shown else ():
-        if id(record) in rounds.shown:
-            place = place_of(record).id, rounds.counted[id(record)]
+    for record in attempts:
+        if id(record) in in_rounds:
+            place = place_of(record).id, allocation_of(record)
             paired.setdefault(task_of(record), {})[place] = record
     wrong = wrong_code(attempts)
     shown: dict[TaskOnDevice, list[Record]] = {}
     withheld: dict[TaskOnDevice, str] = {}
     for key in dict.fromkeys([*outside, *paired]):
-        in_rounds = list(paired.get(key, {}).values())
-        chosen = [record for record in in_rounds if record.status == "ok"] or in_rounds
+        own = list(paired.get(key, {}).values())
+        chosen = [record for record in own if record.status == "ok"] or own
         other = outside.get(key)
         if not chosen and other is not None:
             # A failure outside of complete rounds tells more than no attempt at all.
-            why = rounds.hidden.get(id(other))
+            why = hidden.get(id(other))
             if why is None or (other.status != "ok" and why != OLDER_ROUND):
                 chosen = [other]
             else:
@@ -271,22 +263,24 @@ def select_attempts(attempts: Sequence[Record]) -> Selection:
         for record in chosen:
             instead = wrong.get(code_of(record)) if record.status is Status.ok else None
             shown.setdefault(task_of(record), []).append(instead or record)
-    return Selection(shown, withheld, rounds)
+    return Selection(shown, withheld, in_rounds, hidden)
 
 
-def _find_rounds(attempts: Sequence[Record]) -> _Rounds:
+def _find_rounds(attempts: Sequence[Record]) -> tuple[set[int], dict[int, str]]:
+    """Return the fields `in_rounds` and `hidden` of a `Selection`."""
     complete = complete_executions(attempts)
     executions = counted_executions(complete)
-    counted = {
-        id(record): allocation for allocation, execution in executions for record in execution
-    }
+    counted = {id(record) for _, execution in executions for record in execution}
+    again = {id(record) for execution in complete for record in execution} - counted
     latest_code = {_run_of(r): r.source_hash for r in attempts if id(r) in counted}
     shown: set[int] = set()
     hidden: dict[int, str] = {}
-    for record in attempts if counted else ():
+    for record in attempts:
         if _run_of(record) not in latest_code:
             continue
-        if record.source_hash != latest_code[_run_of(record)]:
+        if id(record) in again:
+            hidden[id(record)] = AGAIN
+        elif record.source_hash != latest_code[_run_of(record)]:
             hidden[id(record)] = OLDER_CODE
         elif id(record) in counted:
             shown.add(id(record))
@@ -295,7 +289,7 @@ def _find_rounds(attempts: Sequence[Record]) -> _Rounds:
     for record in _beside_older_code(executions, shown, hidden):
         shown.remove(id(record))
         hidden[id(record)] = OLDER_ROUND
-    return _Rounds({id(r) for execution in complete for r in execution}, counted, shown, hidden)
+    return shown, hidden
 
 
 def _run_of(record: Record) -> tuple[str, str]:

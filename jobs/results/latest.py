@@ -92,6 +92,6 @@ def manifests_of(folders: Iterable[Path]) -> dict[Path, list[Manifest]]:
     """Return the manifests of each results folder. Folders that cannot be read are left out."""
     found: dict[Path, list[Manifest]] = {}
     for folder in folders:
-        with suppress(UnreadableResults, FileNotFoundError):
+        with suppress(UnreadableResults):
             found[folder] = read_manifests(folder)
     return found

@@ -112,7 +112,7 @@ class Manifest:
     blocks: list[Block] = field(default_factory=list)  # empty: the runs are not paired
     checkouts: dict[str, Checkout] = field(default_factory=dict)  # other checkouts, by name
     handles: dict[int, SlurmJob | ProcessHandle] = field(default_factory=dict, compare=False)
-    handles_unreadable: bool = False  # whether handles.json has entries that cannot be read
+    handles_unreadable: bool = False  # whether handles.json cannot be read
 
     @property
     def path(self) -> Path:
@@ -187,12 +187,11 @@ def write_handles(manifest: Manifest) -> None:
 
 
 _NOT_IN_FILE = {"folder", "handles", "handles_unreadable"}  # fields that manifest.json lacks
+_HANDLES = TypeAdapter(dict[int, SlurmJob | ProcessHandle])
 _MANIFEST = TypeAdapter(Manifest)
 _OBJECT = TypeAdapter(dict[str, Any])
 _OBJECTS = TypeAdapter(list[dict[str, Any]])
-_PROCESS = TypeAdapter(ProcessHandle)
 _SHAPES = TypeAdapter(list[Shape])
-_SLURM_JOB = TypeAdapter(SlurmJob)
 
 
 def read_manifest(
@@ -209,12 +208,6 @@ def read_manifest(
         if digest not in (None, hashlib.sha256(content).hexdigest()):
             raise BrokenManifest(file, "it was changed after its jobs were submitted")
         manifest = _manifest(path, _OBJECT.validate_json(content))
-        old = SlurmJob(None, name=manifest.sweep.name, since=manifest.created_at)
-        problems: list[BadLine] = []
-        handles = _read_handles(path / HANDLES, old, problems)
-        if bad is not None:
-            bad += problems
-        return replace(manifest, handles=handles, handles_unreadable=bool(problems))
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
@@ -225,18 +218,19 @@ def read_manifest(
         why = f"the key {error} is missing"
     except (TypeError, ValueError) as error:
         why = str(error)
+    else:
+        unreadable: list[BadLine] = []
+        handles = read_json(path / HANDLES, _HANDLES, unreadable) or {}
+        if bad is not None:
+            bad += unreadable
+        return replace(manifest, handles=handles, handles_unreadable=bool(unreadable))
     raise BrokenManifest(file, why)
 
 
 def _manifest(path: Path, data: dict[str, Any]) -> Manifest:
     """Return a manifest from the content of its file. Raises KeyError, TypeError or ValueError."""
-    shapes = _SHAPES.validate_python(data["shapes"])
+    shapes = dict(enumerate(_SHAPES.validate_python(data["shapes"])))
     runs = _OBJECTS.validate_python(data["runs"])
-    places = range(len(shapes))
-    for each in runs:
-        if each["shape"] not in places:
-            what = f"the shape of run {each['id']!r} must be one of {len(shapes)} shapes"
-            raise ValueError(f"{what}, counted from 0, got {each['shape']!r}")
     data["runs"] = {str(each["id"]): each | {"shape": shapes[each["shape"]]} for each in runs}
     checkouts = _OBJECTS.validate_python(data.get("checkouts", []))
     data["checkouts"] = {str(one["name"]): one for one in checkouts}
@@ -253,28 +247,6 @@ def _manifest(path: Path, data: dict[str, Any]) -> Manifest:
     return manifest
 
 
-def _read_handles(
-    path: Path, old: SlurmJob, bad: list[BadLine]
-) -> dict[int, SlurmJob | ProcessHandle]:
-    """Read handles.json. `old` has what is known about a job of an earlier version."""
-    handles: dict[int, SlurmJob | ProcessHandle] = {}
-    problems: list[BadLine] = []
-    for index, entry in (read_json(path, _OBJECT, problems) or {}).items():
-        try:
-            if isinstance(entry, dict) and "slurm" in entry:
-                handles[int(index)] = _SLURM_JOB.validate_python(old.entry() | entry)
-            else:
-                handles[int(index)] = _PROCESS.validate_python(entry)
-        except ValidationError as error:
-            problems.append(BadLine(path, 0, f"job {index}: {first_problem(error)}"))
-        except ValueError:
-            wrong = f"the key must be the index of a job, got {index!r}"
-            problems.append(BadLine(path, 0, wrong))
-    unknown = "; whether its jobs are queued or running is unknown"
-    bad += [replace(problem, reason=problem.reason + unknown) for problem in problems]
-    return handles
-
-
 def read_manifests(folder: Path, bad: list[BadLine] | None = None) -> list[Manifest]:
     """Read the manifests of all submissions of a results folder, oldest first.
 
@@ -282,8 +254,6 @@ def read_manifests(folder: Path, bad: list[BadLine] | None = None) -> list[Manif
     """
     manifests: list[Manifest] = []
     broken: list[BrokenManifest] = []
-    if os.path.isfile(folder):
-        raise UnreadableResults(f"{folder} is a file; give a results folder")
     for name in names_in(folder / SUBMISSIONS):
         try:
             manifests.append(read_manifest(folder / SUBMISSIONS / name, bad))

@@ -61,6 +61,15 @@ def _readable(environment: dict[str, Any]) -> dict[str, Any]:
     return environment
 
 
+def _known(version: int) -> int:
+    if version > SCHEMA_VERSION:
+        raise ValueError(
+            f"must be at most {SCHEMA_VERSION} in this version of the project, got {version}; "
+            "update the project"
+        )
+    return version
+
+
 def _recorded(status: Status) -> Status:
     if not status.can_be_recorded:
         valid = ", ".join(status for status in Status if status.can_be_recorded)
@@ -141,7 +150,8 @@ class BlockPlace(_Part):
 class Record(_Part):
     """The outcome of one attempt. It has `measurements` if and only if its status is ok."""
 
-    schema_version: int = SCHEMA_VERSION
+    # The first field, so that it is the first problem of a record that a later version wrote.
+    schema_version: Annotated[int, AfterValidator(_known)] = SCHEMA_VERSION
     run: str
     repeat: int
     attempt: int

@@ -15,16 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from jobs.results.record import RECORDS, SCHEMA_VERSION, Record
+from jobs.results.record import RECORDS, Record
 from jobs.results.unreadable import BadLine, UnreadableResults, first_problem, names_in
 
+UNREADABLE = (OSError, EOFError, zlib.error)  # errors of files, also of damaged compressed ones
 _RUN_ID = re.compile(rb'"run":"([^"]*)"')
-
-
-class _Versioned(BaseModel):
-    schema_version: int
 
 
 def parse_lines(
@@ -37,30 +34,13 @@ def parse_lines(
         try:
             record = Record.model_validate_json(line, context=shared)
         except ValidationError as error:
-            yield BadLine(path, number, _later_version(line) or first_problem(error))
-            continue
-        if record.schema_version > SCHEMA_VERSION:
-            yield BadLine(path, number, str(_later_version(line)))
+            yield BadLine(path, number, first_problem(error))
             continue
         # pydantic's set of the given fields would take a fifth of the memory of a record.
         for part in (record, record.measurements, record.seconds):
             if part is not None:
                 part.model_fields_set.clear()
         yield record
-
-
-def _later_version(line: bytes) -> str | None:
-    """Return an error message if a later version of the project wrote this line, else None."""
-    try:
-        version = _Versioned.model_validate_json(line).schema_version
-    except ValidationError:
-        return None
-    if version <= SCHEMA_VERSION:
-        return None
-    return (
-        f"schema version must be at most {SCHEMA_VERSION} in this version of the project, got "
-        f"{version}; update the project"
-    )
 
 
 def _record_files(records: Path) -> list[Path]:
@@ -71,13 +51,16 @@ def _record_files(records: Path) -> list[Path]:
     return [records / name for name in sorted(plain + packed)]
 
 
-def _unpacked(path: Path) -> bytes:
-    """Return the content of a compressed file.
+def _content(path: Path, start: int = 0) -> bytes:
+    """Return the content of a file, if it is not compressed from a position on.
 
-    Raises:
-        OSError, EOFError or zlib.error: if it cannot be read.
+    Raises one of UNREADABLE.
     """
-    data = path.read_bytes()
+    with path.open("rb") as file:
+        file.seek(start)
+        data = file.read()
+    if path.suffix != ".gz":
+        return data
     if not data:
         raise EOFError("the file is empty")
     return gzip.decompress(data)
@@ -103,8 +86,8 @@ def read_records(folder: Path) -> tuple[list[Record], list[BadLine]]:
     with garbage_collection_paused():
         for path in _record_files(folder / RECORDS):
             try:
-                data = _unpacked(path) if path.suffix == ".gz" else path.read_bytes()
-            except (OSError, EOFError, zlib.error) as error:
+                data = _content(path)
+            except UNREADABLE as error:
                 bad.append(BadLine(path, 0, getattr(error, "strerror", None) or str(error)))
                 continue
             for item in parse_lines(data, path, shared):
@@ -136,15 +119,11 @@ class RecordTail:
         for path in paths:
             start = self._read.get(path, 0)
             try:
-                if path.suffix == ".gz":  # nothing is added to it
-                    data = b"" if start else _unpacked(path)
-                elif path.stat().st_size <= start:
+                # Nothing is added to a compressed file.
+                if start and (path.suffix == ".gz" or path.stat().st_size <= start):
                     continue
-                else:
-                    with path.open("rb") as file:
-                        file.seek(start)
-                        data = file.read()
-            except (OSError, EOFError, zlib.error):
+                data = _content(path, start)
+            except UNREADABLE:
                 continue
             whole = data[: data.rfind(b"\n") + 1]  # the rest is still being written
             self._read[path] = start + len(whole)

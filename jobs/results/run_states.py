@@ -7,8 +7,8 @@ status comes from the state of the job, and is for example `cancelled` or `kille
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -109,28 +109,12 @@ def observe(folder: Path) -> Observation:
     judgements: dict[str, Judgement] = {}
     for manifest in manifests:  # oldest first: a newer submission of a run overrides an older one
         for job in manifest.jobs:
-            own: dict[str, Judgement] = {}
-            if any(block.auto for block in manifest.blocks):
-                own = read_judgements(manifest.job_folder(job.index), bad)
-                judgements |= own
-            decided = decided_after(manifest.blocks, own)
-            late = {
-                run
-                for block in manifest.blocks
-                if block.id in own and own[block.id].out_of_time
-                for run in block.runs
-            }
+            judged = _judged_blocks(manifest, job, bad)
+            judgements |= {block.id: judgement for block, judgement in judged}
             latest_here = {key: latest_of.get((manifest.id, *key)) for key in job.tasks}
             state = states[manifest.id][job.index]
-            for task in _job_tasks(manifest, job, state, latest_here, best, bad):
+            for task in _job_tasks(manifest, job, state, judged, latest_here, best, bad):
                 key = task.key
-                is_open = latest_here[key] is None and key not in best
-                if is_open and key[0] in decided:
-                    detail = f"decided after {counted(decided[key[0]], 'round')}"
-                    task = replace(task, status=Status.not_needed, detail=detail)
-                elif is_open and key[0] in late and not task.status.is_live:
-                    detail = "the job had no time for another round; submit again"
-                    task = replace(task, status=Status.missing, detail=detail)
                 earlier = tasks.get(key)
                 # A run that an earlier submission is still executing stays queued or running.
                 earlier_is_live = earlier is not None and earlier.status.is_live
@@ -153,29 +137,31 @@ def observe(folder: Path) -> Observation:
     return Observation(folder, manifests, records, bad, kept, notes, states, judgements)
 
 
-def decided_after(blocks: Iterable[Block], judgements: Mapping[str, Judgement]) -> dict[str, int]:
-    """Return after how many rounds the blocks of runs were decided, by run id."""
-    return {
-        run: judgements[block.id].rounds
-        for block in blocks
-        if block.id in judgements and judgements[block.id].is_decided
-        for run in block.runs
-    }
-
-
 def not_needed(manifest: Manifest) -> set[TaskKey]:
     """Return the tasks of a submission whose blocks are decided."""
     found: set[TaskKey] = set()
-    for job in manifest.jobs if any(block.auto for block in manifest.blocks) else ():
-        runs = decided_after(manifest.blocks, read_judgements(manifest.job_folder(job.index)))
+    for job in manifest.jobs:
+        judged = _judged_blocks(manifest, job)
+        runs = {run for block, each in judged if each.is_decided for run in block.runs}
         found |= {task for task in job.tasks if task[0] in runs}
     return found
+
+
+def _judged_blocks(
+    manifest: Manifest, job: Job, bad: list[BadLine] | None = None
+) -> list[tuple[Block, Judgement]]:
+    """Return what the worker of a job decided about blocks with `rounds: auto`."""
+    if not any(block.auto for block in manifest.blocks):
+        return []
+    found = read_judgements(manifest.job_folder(job.index), bad)
+    return [(block, found[block.id]) for block in manifest.blocks if block.id in found]
 
 
 def _job_tasks(
     manifest: Manifest,
     job: Job,
     state: JobState,
+    judged: list[tuple[Block, Judgement]],
     latest_here: dict[TaskKey, Record | None],
     best: dict[TaskKey, Record],
     bad: list[BadLine],
@@ -196,6 +182,7 @@ def _job_tasks(
     if state.status in (Status.running, Status.unknown, Status.oom):
         running = read_worker_state(folder, bad).running
         executing = running and (running.run, running.repeat)
+    judgement_of = {run: judgement for block, judgement in judged for run in block.runs}
     # If the job ran out of memory, the run that was executing is `oom`, the others are `killed`.
     others = {Status.running: Status.queued, Status.oom: Status.killed}
     for key, latest in latest_here.items():
@@ -207,8 +194,15 @@ def _job_tasks(
             detail = f"waiting for earlier runs of its job ({detail})"
         known = best.get(key)
         run, repeat = manifest.runs[key[0]], key[1]
+        judgement = judgement_of.get(run.id) if latest is None and known is None else None
+        if judgement is not None and judgement.is_decided:
+            detail = f"decided after {counted(judgement.rounds, 'round')}"
+            yield TaskState(run, repeat, Status.not_needed, None, detail)
+        elif judgement is not None and judgement.out_of_time and not status.is_live:
+            detail = "the job had no time for another round; submit again"
+            yield TaskState(run, repeat, Status.missing, None, detail)
         # A job that is queued or running repeats its runs that were preempted or cancelled.
-        if status.is_live and (latest is None or latest.status.runs_again_in_its_job):
+        elif status.is_live and (latest is None or latest.status.runs_again_in_its_job):
             yield TaskState(run, repeat, status, known, detail)
         elif known is not None and (
             latest is not None

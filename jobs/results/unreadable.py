@@ -22,7 +22,7 @@ class UnreadableResults(CommandError):
     """Raised if a folder in a results folder, such as `records`, cannot be read."""
 
 
-class NoResults(CommandError, FileNotFoundError):
+class NoResults(UnreadableResults, FileNotFoundError):
     """Raised if a folder contains no submissions."""
 
 

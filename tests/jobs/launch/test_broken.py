@@ -52,7 +52,7 @@ def test_what_cannot_be_read_is_named_and_changes_nothing_else(tmp_path: Path) -
     handles = path / "handles.json"
     damages: list[tuple[Path, str, str]] = [
         (path / "manifest.json", "{", "Invalid JSON"),
-        (handles, '{"0": {"slurm": "--me"}}', "job 0: slurm"),
+        (handles, '{"0": {"slurm": "--me"}}', "0.SlurmJob.slurm: "),
         (out / "records" / "x.jsonl", '{"run": "\udcff"}', "Invalid JSON: invalid unicode"),
         (out / "records" / "\udcff.jsonl", "{}", "the key 'run' is missing"),
     ]

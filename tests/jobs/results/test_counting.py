@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jobs.block import Block
 from jobs.frame.results import list_results
 from jobs.results.counting import (
+    AGAIN,
     INCOMPLETE,
     NO_BLOCK,
     OLDER_CODE,
@@ -242,7 +243,7 @@ def test_what_holds_for_every_history(history: list[tuple[Any, ...]]) -> None:
         assert is_shown == selection.is_shown(each)
         if each.status is Status.ok and not selection.shown.get(task_of(each)):
             why = selection.withheld[task_of(each)]
-            assert why in (INCOMPLETE, OLDER_CODE, OLDER_ROUND, NO_BLOCK)
+            assert why in (AGAIN, INCOMPLETE, OLDER_CODE, OLDER_ROUND, NO_BLOCK)
             assert any(other.run == each.run for other in in_rounds)
     # Verdicts need rounds in which every run has its latest code.
     judged = judged_executions(attempts)

@@ -120,6 +120,16 @@ def test_code_that_is_not_found_is_told(
     assert stale is pd.NA and state is State.unknown
 
 
+def test_a_folder_without_a_submission_is_not_in_a_report(
+    folder: ResultsFolder, tmp_path: Path
+) -> None:
+    folder.submit(TOY + "fixed: {size: 1}\n", ok(1.0))
+    empty = tmp_path / "empty"
+    (empty / "submissions").mkdir(parents=True)
+    studies, notes = read_studies([empty, folder.path])
+    assert studies and any("not in this report" in note for note in notes)
+
+
 LATER = {"added_later": {"a": [1]}}
 
 
