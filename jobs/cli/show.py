@@ -17,10 +17,9 @@ from jobs.frame.statistics import statistic
 from jobs.report.attempts import attempt_columns, attempts_of
 from jobs.report.tables.markdown import markdown_table
 from jobs.results.manifest import ARTIFACTS, Manifest
-from jobs.results.record import Record, is_stale, is_without_code
+from jobs.results.record import Record, is_without_code
 from jobs.results.run_logs import job_logs, log_of, text_of
 from jobs.results.run_states import Observation, TaskState
-from jobs.results.stale import source_hashes
 from jobs.status import Status
 
 EXAMPLES = "3fa2 --in logs/flash"
@@ -77,10 +76,8 @@ def _sections(seen: Observation, task: TaskState) -> Iterator[str]:
 def _head(seen: Observation, task: TaskState, manifest: Manifest) -> Iterator[str]:
     run = task.run
     yield f"Run {run.id} of sweep {manifest.sweep.name} in {relative(seen.folder)}"
-    older, now = "", source_hashes([run])
-    if task.outcome is not None and is_stale(task.outcome, now):
-        older = " (measured with older code)"
-    elif task.outcome is not None and is_without_code(task.outcome, now):
+    older = " (measured with older code)" if task.key in seen.stale else ""
+    if task.outcome is not None and is_without_code(task.outcome, seen.source_hashes):
         older = " (its code is not found from this folder)"
     why = task.failure.summary if task.failure else task.detail
     yield _line("state", f"{task.status}{older}" + (f": {why}" if why else ""))

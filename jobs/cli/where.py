@@ -15,7 +15,6 @@ from pydantic import create_model
 from jobs.cli.output import fail
 from jobs.errors import nearest
 from jobs.results.run_states import Observation, TaskState
-from jobs.results.stale import with_hashes
 from jobs.run import Run
 from jobs.status import Status
 from jobs.sweep.benchmarks import Benchmark, Benchmarks, NoBenchmark, load_benchmark
@@ -35,7 +34,6 @@ def matching(seen: Observation, where: str | None) -> Observation:
     benchmarks = _benchmarks(runs)
     try:
         condition = Condition(where, names_of(benchmarks, NAMES, _check(benchmarks, runs)))
-        seen = with_hashes(seen) if OLDER in condition.recorded else seen
         kept = [
             task
             for task in seen.tasks

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from jobs.frame.statistics import statistic
 from jobs.results.record import Measurements, Record, is_stale, is_without_code
 from jobs.results.record_reader import garbage_collection_paused
 from jobs.results.run_states import observe
-from jobs.results.stale import source_hashes
 from jobs.status import Status
 from jobs.sweep.views import FACT
 
@@ -66,7 +65,8 @@ def read_frame(folders: Sequence[Path], by_process: bool = False) -> tuple[pd.Da
             results, unknown = _completed(list_results(observation))
             notes += [*map(str, observation.bad_lines), *observation.notes, *unknown]
             sweeps = {run: m.sweep.name for m in observation.manifests for run in m.runs}
-            rows += _rows(str(given), sweeps, results, by_process)
+            now = observation.source_hashes
+            rows += _rows(str(given), sweeps, results, now, by_process)
         return _frame(rows, by_process), list(dict.fromkeys(notes))
 
 
@@ -104,14 +104,20 @@ def _measurements(results: _Group) -> list[Measurements]:
 
 
 def _rows(
-    folder: str, sweeps: dict[str, str], results: list[Result], by_process: bool
+    folder: str,
+    sweeps: dict[str, str],
+    results: list[Result],
+    now: Mapping[str, str | None],
+    by_process: bool,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the results of a folder. `sweeps` has the name of each run's sweep."""
+    """Yield the rows of the results of a folder.
+
+    `sweeps` has the name of the sweep of each run, `now` the hash of its present sources.
+    """
     groups: dict[tuple[str, str, Status, int], _Group] = {}
     for i, result in enumerate(results):
         key = (result.run.id, result.device, result.status, i if by_process else 0)
         groups.setdefault(key, []).append(result)
-    now = source_hashes(result.run for result in results if result.outcome is not None)
     for (run_id, device, status, _), group in groups.items():
         run = group[0].run
         measured = _measurements(group)
@@ -184,7 +190,7 @@ def _conditions(record: Record | None, phase: str | None) -> dict[str, Any]:
     return found
 
 
-def _about(records: list[Record], now: dict[str, str | None]) -> dict[str, Any]:
+def _about(records: list[Record], now: Mapping[str, str | None]) -> dict[str, Any]:
     """Return where and with which code the repeats of a run were executed."""
     if not records:
         return {}

@@ -35,11 +35,12 @@ from jobs.results.manifest import Executor, Manifest, new_id
 from jobs.results.record import Record, is_stale
 from jobs.results.record_reader import read_records
 from jobs.results.run_states import Observation, observe
-from jobs.results.stale import source_hashes, without_hash
+from jobs.results.stale import without_hash
 from jobs.run import Run
 from jobs.status import Status
 from jobs.sweep.expand import Expansion, expand
 from jobs.sweep.load import LoadedSweep
+from jobs.sweep.run_sources import source_hashes
 from jobs.sweep.schema import Blocks, Sweep
 from jobs.sweep.stock_sweeps import stock_sweeps
 

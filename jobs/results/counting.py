@@ -1,9 +1,11 @@
 """The rule that decides which attempts of a run count.
 
-An attempt is one execution of a run. It leaves one record.
+An attempt is one execution of a run. It leaves one record. Attempts with the present code are later
+than those with older code.
 
 1. Best attempt: of the attempts of one repeat of a run on one kind of device, the latest with
-   status ok counts, or the latest if none is ok.
+   status ok counts, or the latest if none is ok. With later code, an attempt that failed by itself
+   (oom, timeout, error, wrong) replaces it.
 2. Rounds: the attempts of a run in a block count by rounds. An execution of a round is complete if
    it has an attempt of each of its runs. Of several complete executions of a round in one
    allocation, the latest counts. The best attempt counts while a run has no complete round.
@@ -72,8 +74,11 @@ def best(attempts: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any, 
         if is_thrown_away(record):
             continue
         known = found.get(place := key(record))
-        if record.status is Status.ok or known is None or known.status is not Status.ok:
-            found[place] = record
+        if known is not None and known.status is Status.ok and record.status is not Status.ok:
+            by_itself = record.status.runs_again_on_retry
+            if not by_itself or record.source_hash == known.source_hash:
+                continue
+        found[place] = record
     return found
 
 
@@ -118,12 +123,11 @@ def allocation_of(record: Record) -> str:
     return record.allocation or f"{record.submission}/{record.job}"
 
 
-def started_at(execution: Execution) -> float:
-    return min(record.started_at for record in execution)
-
-
 def executions_of(attempts: Iterable[Record]) -> list[Execution]:
-    """Return all executions of rounds. An attempt that was repeated in one replaces the earlier."""
+    """Return all executions of rounds in the order of their first attempts.
+
+    An attempt that was repeated in one replaces the earlier.
+    """
     found: dict[tuple[str, str], dict[int, Record]] = {}
     for record in attempts:
         if record.block is None or record.block.trial:
@@ -140,11 +144,11 @@ def is_complete(execution: Execution) -> bool:
 
 
 def complete_executions(attempts: Iterable[Record]) -> list[Execution]:
-    return sorted(filter(is_complete, executions_of(attempts)), key=started_at)
+    return list(filter(is_complete, executions_of(attempts)))
 
 
 def counted_executions(complete: Iterable[Execution]) -> list[tuple[str, Execution]]:
-    """Return those of complete executions that count, with their allocations, ordered by start."""
+    """Return those of complete executions that count, with their allocations, in their order."""
     latest: dict[tuple[str, str, int], tuple[str, Execution]] = {}
     for execution in complete:
         first = execution[0]
@@ -218,8 +222,11 @@ class Selection:
         if id(record) in self.hidden:
             return self.hidden[id(record)]
         others = self.shown.get(task_of(record), ())
+        same_code = any(record.source_hash == each.source_hash for each in others)
         if record.status == "ok" and code_of(record) in wrong_code(others):
             return "an attempt with the same code was wrong"
+        if record.status == "ok" and others and not same_code:
+            return "an attempt with later code is shown"
         if record.status != "ok" and any(each.status == "ok" for each in others):
             return "another attempt has status ok"
         return "a later attempt is shown"
@@ -306,17 +313,18 @@ def _beside_older_code(
     their runs has as many later ok rounds in this block. So no result is lost, and no pair.
     """
     older: dict[tuple[str, str], list[Execution]] = {}
-    newer: dict[str, list[Execution]] = {}
-    for allocation, execution in executions:
+    newer: dict[str, list[tuple[int, Execution]]] = {}
+    end: dict[tuple[str, str], int] = {}
+    for i, (allocation, execution) in enumerate(executions):
         block = place_of(execution[0]).id
         if any(hidden.get(id(record)) == OLDER_CODE for record in execution):
             older.setdefault((block, allocation), []).append(execution)
+            end[block, allocation] = i
         else:
-            newer.setdefault(block, []).append(execution)
+            newer.setdefault(block, []).append((i, execution))
     found: list[Record] = []
-    for (block, _), rounds in older.items():
-        end = max(started_at(execution) for execution in rounds)
-        later = [each for each in newer.get(block, ()) if started_at(each) > end]
+    for (block, allocation), rounds in older.items():
+        later = [each for i, each in newer.get(block, ()) if i > end[block, allocation]]
         kept = [record for execution in rounds for record in execution if id(record) in shown]
         missing = Counter(_run_of(record) for record in kept if record.status == "ok")
         missing.subtract(_run_of(r) for execution in later for r in execution if r.status == "ok")

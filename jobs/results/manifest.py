@@ -254,6 +254,8 @@ def read_manifests(folder: Path, bad: list[BadLine] | None = None) -> list[Manif
     """
     manifests: list[Manifest] = []
     broken: list[BrokenManifest] = []
+    if os.path.isfile(folder):
+        raise UnreadableResults(f"{folder} is a file; give a results folder")
     for name in names_in(folder / SUBMISSIONS):
         try:
             manifests.append(read_manifest(folder / SUBMISSIONS / name, bad))

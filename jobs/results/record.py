@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
@@ -218,6 +218,13 @@ def is_stale(record: Record, source_hashes: Mapping[str, str | None]) -> bool:
     """Return whether a record is from older code, from the present hashes by run id."""
     now = source_hashes.get(record.run)
     return now is not None and record.source_hash != now
+
+
+def present_last(
+    records: Iterable[Record], source_hashes: Mapping[str, str | None]
+) -> list[Record]:
+    """Return records, oldest first, with those of older code before all others."""
+    return sorted(records, key=lambda record: not is_stale(record, source_hashes))
 
 
 def is_without_code(record: Record, source_hashes: Mapping[str, str | None]) -> bool:

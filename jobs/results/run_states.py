@@ -21,13 +21,14 @@ from jobs.results.counting import is_thrown_away, superseded
 from jobs.results.job_states import job_states
 from jobs.results.judgements import Judgement, read_judgements
 from jobs.results.manifest import Executor, Job, Manifest, read_manifests
-from jobs.results.record import Failure, Record, is_stale
+from jobs.results.record import Failure, Record, is_stale, present_last
 from jobs.results.record_reader import read_records
 from jobs.results.slurm_job_states import with_last_words
 from jobs.results.unreadable import BadLine
 from jobs.results.worker_state import read_worker_end, read_worker_state
 from jobs.run import Run
 from jobs.status import JobState, JobStates, Status
+from jobs.sweep.run_sources import source_hashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,13 @@ class Observation:
 
     folder: Path
     manifests: list[Manifest]
-    records: list[Record]
+    records: list[Record]  # oldest first, but those of the present code last
     bad_lines: list[BadLine]  # lines of records, and files, that were skipped
     tasks: list[TaskState]
     notes: list[str] = field(default_factory=list)
     job_states: JobStates = field(default_factory=dict)
     judgements: dict[str, Judgement] = field(default_factory=dict)  # the latest one by block id
-    # Hash of the present sources of each run, None if unknown; empty if not determined
+    # Hash of the present sources of each run, None if unknown
     source_hashes: Mapping[str, str | None] = field(default_factory=dict)
 
     @cached_property
@@ -76,7 +77,7 @@ class Observation:
 
     @cached_property
     def stale(self) -> frozenset[TaskKey]:
-        """The tasks with results of older code, if the present sources are determined."""
+        """The tasks with results of older code."""
         return frozenset(
             task.key
             for task in self.tasks
@@ -101,6 +102,8 @@ def observe(folder: Path) -> Observation:
     states = job_states(manifests, notes)
     records, bad_lines = read_records(folder)
     bad += bad_lines
+    hashes = source_hashes(run for manifest in manifests for run in manifest.runs.values())
+    records = present_last(records, hashes)
     best = best_attempts(records, lambda record: (record.run, record.repeat))
     latest_of = {  # the oldest are first
         (r.submission, r.run, r.repeat): r for r in records if not is_thrown_away(r)
@@ -134,7 +137,7 @@ def observe(folder: Path) -> Observation:
     if problem := unwritable.problem(folder, manifests[-1].path):
         notes.append(problem)
     kept = [task for key, task in tasks.items() if key[0] not in old]
-    return Observation(folder, manifests, records, bad, kept, notes, states, judgements)
+    return Observation(folder, manifests, records, bad, kept, notes, states, judgements, hashes)
 
 
 def not_needed(manifest: Manifest) -> set[TaskKey]:

@@ -12,33 +12,15 @@ from dataclasses import replace
 from jobs.formatting import counted, relative
 from jobs.results.record import Record, is_without_code
 from jobs.results.run_states import Observation
-from jobs.run import Run
-from jobs.sweep.run_sources import RunSources
-
-
-def source_hashes(runs: Iterable[Run]) -> dict[str, str | None]:
-    """Return the hash of the present sources of each run, by run id. None: unknown."""
-    sources = RunSources()
-    by_id = {run.id: run for run in runs}
-    return {id: sources.source_hash(run) for id, run in by_id.items()}
-
-
-def with_hashes(observation: Observation) -> Observation:
-    """Return the state of a results folder with the hashes of the sources of its results."""
-    if observation.source_hashes:
-        return observation
-    runs = (task.run for task in observation.tasks if task.outcome is not None)
-    return replace(observation, source_hashes=source_hashes(runs))
 
 
 def with_stale(observation: Observation) -> Observation:
-    """Return the state of a results folder with its stale tasks, and notes that tell them.
+    """Return the state of a results folder with notes that tell its results of older code.
 
     A note also tells of how many results the code is not found.
     """
-    found = with_hashes(observation)
-    measured = {task.key: task.outcome for task in found.tasks if task.outcome is not None}
-    records = [measured[key] for key in found.stale]
+    measured = {task.key: task.outcome for task in observation.tasks if task.outcome is not None}
+    records = [measured[key] for key in observation.stale]
     notes = []
     if records:
         are = "is" if len(records) == 1 else "are"
@@ -48,13 +30,13 @@ def with_stale(observation: Observation) -> Observation:
             f"{without_hash(records)}; submitting the sweep again measures them, "
             f"python -m jobs status {folder} --where 'older_code == true' lists them"
         )
-    lost = sum(is_without_code(record, found.source_hashes) for record in measured.values())
+    lost = sum(is_without_code(record, observation.source_hashes) for record in measured.values())
     if lost:
         notes.append(
             f"the code of {lost} of {counted(len(measured), 'result')} is not found from this "
             "folder, so these may be from older code"
         )
-    return replace(found, notes=[*found.notes, *notes])
+    return replace(observation, notes=[*observation.notes, *notes])
 
 
 def without_hash(records: Iterable[Record]) -> str:

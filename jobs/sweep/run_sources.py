@@ -5,7 +5,7 @@ A benchmark can define the function `sources(params)`, see `systems.benchmark`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,13 @@ from jobs.code.measured_files import find
 from jobs.code.sources import SourceTree
 from jobs.run import Run
 from jobs.sweep.benchmarks import load_benchmark
+
+
+def source_hashes(runs: Iterable[Run]) -> dict[str, str | None]:
+    """Return the hash of the present sources of each run, by run id. None: unknown."""
+    sources = RunSources()
+    by_id = {run.id: run for run in runs}
+    return {id: sources.source_hash(run) for id, run in by_id.items()}
 
 
 class RunSources:

@@ -14,7 +14,7 @@ from pathlib import Path
 from jobs.errors import CommandError
 from jobs.formatting import counted, format_range, relative
 from jobs.frame.recorded import commit_or_reason
-from jobs.results.record import is_stale
+from jobs.results.record import Record, is_stale
 from jobs.results.run_states import Observation
 from jobs.verdicts.block_cells import block_cells, sweep_margin
 from jobs.verdicts.compared import Compared
@@ -191,12 +191,15 @@ def _block_heading(observation: Observation, cells: list[Compared]) -> list[str]
         commit = str(other.state.get("commit") or "unknown")
         name = "" if commit.startswith(other.name) else f"{other.name}, "
         changed = ", with changes" if other.state.get("dirty") else ""
-        candidates = {cell.run.id for cell in cells if cell.baseline == label and cell.rounds}
-        stale = {run for run, _ in observation.stale}
-        since = " It has changed since." if candidates & stale else ""
+        own = [cell for cell in cells if cell.baseline == label]
+        after = [
+            r for each in own for round in each.rounds for r in round.records if not r.checkout
+        ]
+        is_older = any(is_stale(record, observation.source_hashes) for record in after)
+        since = " It has changed since." if is_older else ""
         lines.append(
             f"before: the other checkout ({name}commit {commit[:10]}{changed}); "
-            f"after: the working tree as measured ({_commits(observation, candidates)}).{since}"
+            f"after: the working tree as measured ({_commits(after)}).{since}"
         )
     if plain := [label for label in baselines if label not in checkouts]:
         which = f" ({plain[0]})" if len(plain) == 1 else ""
@@ -226,12 +229,8 @@ def _broken(cells: list[Compared], folder: Path) -> list[str]:
     ]
 
 
-def _commits(observation: Observation, runs: set[str]) -> str:
-    found = dict.fromkeys(
-        commit_or_reason(record)
-        for record in observation.records
-        if record.run in runs and record.block is not None
-    )
+def _commits(records: Iterable[Record]) -> str:
+    found = dict.fromkeys(map(commit_or_reason, records))
     return f"commit {', '.join(found)}" if found else "not measured"
 
 

@@ -78,6 +78,7 @@ def main(submission: str, block_id: str) -> None:
     block = next(block for block in manifest.blocks if block.id == block_id)
     keys = manifest.sweep.blocks or Blocks()
     records = RecordTail(manifest.folder, set(block.runs)).new()
+    records.sort(key=lambda record: record.finished_at)
     print(judge_block(records, block, keys.margin, keys.phases).model_dump_json())
 
 

@@ -11,9 +11,8 @@ from jobs import ROOT
 from jobs.code.measured_files import measured_files
 from jobs.code.state import CodeState, is_tracked, project_state, read_state, repository_root
 from jobs.results.manifest import Manifest
-from jobs.results.stale import source_hashes
 from jobs.run import Run
-from jobs.sweep.run_sources import RunSources
+from jobs.sweep.run_sources import RunSources, source_hashes
 from jobs.whole_files import file_hash
 
 _NOWHERE = {"tracked": False, "repository": None}  # a file in no repository

@@ -11,9 +11,8 @@ from jobs import ROOT
 from jobs.formatting import relative
 from jobs.frame.results import Result, list_results
 from jobs.report.views import plots_of, tables_of
-from jobs.results.record import Record, is_stale, is_without_code
+from jobs.results.record import Record, is_stale, is_without_code, present_last
 from jobs.results.run_states import Observation, TaskState, observe
-from jobs.results.stale import source_hashes
 from jobs.results.unreadable import UnreadableResults
 from jobs.status import Status
 from jobs.sweep.load import LoadedSweep, load_sweep
@@ -104,15 +103,13 @@ def read_studies(folders: Iterable[Path]) -> tuple[Studies, list[str]]:
         raise unreadable[0]
     studies: Studies = {}
     for name, found in by_name.items():
-        now = source_hashes(task.run for each in found for task in each.tasks)
         notes += [
             f"{relative(each.folder)}: {note}"
             for each in found
             for note in (*each.bad_lines, *each.notes)
         ]
         for device, seen in _devices(found).items():
-            observation = replace(_merged(seen, device), source_hashes=now)
-            studies.setdefault(device, {})[name] = _study(name, observation)
+            studies.setdefault(device, {})[name] = _study(name, _merged(seen, device))
     return studies, notes
 
 
@@ -178,9 +175,12 @@ def _merged(folders: Sequence[Observation], device: str) -> Observation:
         known = tasks.get(task.key)
         if known is None or (known.record is None and task.record is not None):
             tasks[task.key] = task
+    hashes = dict(item for each in folders for item in each.source_hashes.items())
+    records = [record for each in folders for record in each.records if counts(record)]
     return replace(
         folders[0],
         manifests=[manifest for each in folders for manifest in each.manifests],
-        records=[record for each in folders for record in each.records if counts(record)],
+        records=present_last(records, hashes),
         tasks=list(tasks.values()),
+        source_hashes=hashes,
     )

@@ -41,8 +41,8 @@ class TransformerSize:
     vocab_size: int = 10_000
 
 
-# Sizes from Stanford CS336, assignment 2, table 1: of 2025, and 10b of 2026, which calls 2.7b xl.
-# tiny is for machines without a GPU.
+# Sizes from Stanford CS336, assignment 2, table 1, and two other sizes: tiny, which is for machines
+# without a GPU, and 10b.
 MODEL_SIZES = {
     "tiny": TransformerSize(64, 256, 3, 4),
     "small": TransformerSize(768, 3072, 12, 12),

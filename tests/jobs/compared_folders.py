@@ -48,11 +48,12 @@ def blocks(
     tmp_path: Path,
     outcome_of: Fate,
     text: str = "grid: {size: [1], mode: [fast, exact]}\n" + MODES,
+    **fields: Any,
 ) -> ResultsFolder:
-    """Return a results folder with measured blocks."""
+    """Return a results folder with measured blocks, whose records have `fields`."""
     write(tmp_path, TOY + text)
     folder = ResultsFolder(tmp_path / "out")
-    measure(folder, outcome_of)
+    measure(folder, outcome_of, **fields)
     return folder
 
 

@@ -61,7 +61,7 @@ NO_FOLDER = "there is no folder"  # after the path of the working folder
 BAD_MANIFEST = "is not a manifest that this version"
 _FOLDERS: list[tuple[str, dict[str, Content], str]] = [
     ("no", {}, NO_FOLDER),
-    ("file", {"file": ""}, "file/submissions cannot be read: Not a directory"),
+    ("file", {"file": ""}, "file is a file"),
     ("a\udce9", {}, r"a path must be valid UTF-8, got 'a\udce9'"),
     ("all", {"all/out": results}, "results folders in it: "),
     ("out", {"out": without_submissions}, "holds no submission"),
@@ -83,7 +83,7 @@ _COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("jobs", "export", "out", "--out=a.csv", "--out=b.csv"), "--out is given 2 times"),
     (("jobs", "logs"), "Missing argument 'RUN'"),
     (("jobs", "logs", "zzz", "--in", "out"), "no run whose id begins with 'zzz' in out"),
-    (("jobs", "replay", "0", "--in", "sweep.yaml"), "submissions cannot be read: Not a"),
+    (("jobs", "replay", "0", "--in", "sweep.yaml"), "sweep.yaml is a file"),
     (("jobs", "carry"), "must be in a git repository"),
     # ---- tables and comparisons
     (("aggregate", "no"), NO_FOLDER),

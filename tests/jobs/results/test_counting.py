@@ -80,6 +80,31 @@ def test_an_ok_attempt_in_one_allocation_outdoes_a_failure_in_another(
     assert shown(folder)["fast", 0] == [1.0, 2.0]
 
 
+def test_the_present_code_counts_as_the_latest(folder: ResultsFolder) -> None:
+    def exact(outcome: Outcome, **fields: Any) -> list[float | str]:
+        folder.submit(toy, outcome | fields)
+        return shown(folder)["exact", 0]
+
+    toy = TOY + "fixed: {size: 1, mode: exact}\n"
+    assert exact(ok(1.0), source_hash="before") == [1.0]
+    assert exact(ok(2.0)) == [2.0]
+    assert exact(ok(3.0), source_hash="tried and undone") == [2.0]
+    assert exact(failed("error"), source_hash="tried and undone") == [2.0]
+    assert exact(failed("error")) == [2.0]  # the same code was ok
+
+
+@pytest.mark.parametrize(
+    ("outcome", "seen"), [("error", "error"), ("oom", "oom"), ("wrong", "wrong"), ("killed", 1.0)]
+)
+def test_a_failure_of_later_code_replaces_a_result_of_older_code(
+    folder: ResultsFolder, outcome: str, seen: float | str
+) -> None:
+    toy = TOY + "fixed: {size: 1, mode: exact}\n"
+    folder.submit(toy, ok(1.0) | {"source_hash": "before"})
+    folder.submit(toy, failed(outcome))
+    assert shown(folder)["exact", 0] == [seen]
+
+
 def test_a_trial_counts_only_if_it_failed(folder: ResultsFolder) -> None:
     folder.submit_rounds(SWEEP, by_mode(ok(9.0), failed("error")), rounds=[0], trial=True)
     assert observe(folder.path).counts() == {"missing": 5, "error": 1}

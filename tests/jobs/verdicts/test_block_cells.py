@@ -114,14 +114,13 @@ def test_what_was_wrong_once_stays_wrong(tmp_path: Path) -> None:
     outcome = same_but(
         failed("wrong"), lambda params, repeat: repeat == 1 and params["mode"] == "fast"
     )
-    folder = blocks(tmp_path, outcome)
-    measure(folder, outcome, "first", source_hash="code")
+    folder = blocks(tmp_path, outcome, source_hash="code")
     measure(folder, same, "second", source_hash="code")
     found = compared(folder)
     assert (only(found).text, found.exit_code) == ("wrong, although 9 rounds passed", 1)
     done = call("aggregate", folder.path)
     assert " wrong |" in done.stdout
-    measure(folder, same, "third", source_hash="new code")
+    measure(folder, same, "third")
     assert (only(compared(folder)).verdict, compared(folder).exit_code) == ("same", 0)
 
 
@@ -157,11 +156,11 @@ def test_runs_without_times(
 def test_a_run_that_an_edit_broke_is_broken_although_older_code_was_measured(
     tmp_path: Path,
 ) -> None:
-    folder = blocks(tmp_path, noisy(1.0), TWO_SIZES)
+    folder = blocks(tmp_path, noisy(1.0), TWO_SIZES, source_hash="older")
     outcome = same_but(
         failed("error"), lambda params, _: (params["size"], params["mode"]) == (2, "fast")
     )
-    measure(folder, outcome, "another", source_hash="edited")
+    measure(folder, outcome, "another")
     found = compared(folder)
     verdicts = {(c.run.params["size"], c.phase): c.verdict for c in found.cells}
     assert verdicts == {(1, "forward"): "same", (2, ""): "broken"}  # once, not in each phase
