@@ -124,7 +124,7 @@ def allocation_of(record: Record) -> str:
 
 
 def executions_of(attempts: Iterable[Record]) -> list[Execution]:
-    """Return all executions of rounds in the order of their first attempts.
+    """Return all executions of rounds, each in the order in which its runs were executed.
 
     An attempt that was repeated in one replaces the earlier.
     """
@@ -136,7 +136,7 @@ def executions_of(attempts: Iterable[Record]) -> list[Execution]:
         known = positions.get(record.block.position)
         if known is None or record.started_at >= known.started_at:
             positions[record.block.position] = record
-    return [list(positions.values()) for positions in found.values()]
+    return [[own[position] for position in sorted(own)] for own in found.values()]
 
 
 def is_complete(execution: Execution) -> bool:
