@@ -85,6 +85,18 @@ def command_line() -> str:
     return shlex.join(["python", *words])
 
 
+def without_options(command: str, *options: str) -> list[str]:
+    """Return the words of a command without some options and their values."""
+    kept: list[str] = []
+    skip = False
+    for word in shlex.split(command):
+        option, equals, _ = word.partition("=")
+        if not skip and option not in options:
+            kept.append(word)
+        skip = not skip and option in options and not equals
+    return kept
+
+
 def signal_name(number: int) -> str:
     """Return the name of a signal, for example SIGKILL. Real-time signals have no name."""
     try:

@@ -14,6 +14,7 @@ from jobs.formatting import format_number, format_scalar, relative
 from jobs.frame.metrics import METRICS, measured_phases, metric_samples, scalars
 from jobs.frame.recorded import shown_commit
 from jobs.frame.statistics import statistic
+from jobs.processes import without_options
 from jobs.report.attempts import attempt_columns, attempts_of
 from jobs.report.tables.markdown import markdown_table
 from jobs.results.manifest import ARTIFACTS, Manifest
@@ -148,8 +149,9 @@ def _again(seen: Observation, task: TaskState, submitted: str) -> Iterator[str]:
     if task.status in (Status.ok, Status.unsupported):
         option = "--force"
     if submitted:
-        command = submitted if option in submitted else f"{submitted} {option}"
-        yield f"  {command}    # its submission"
+        words = without_options(submitted, "--out", option)
+        command = shlex.join([*words, "--out", str(relative(seen.folder))])
+        yield f"  {command} {option}".rstrip() + "    # its submission"
 
 
 def _line(name: str, text: str) -> str:

@@ -106,7 +106,8 @@ def _report_here(prepared: Prepared, records: list[Record], reports: Sequence[st
     manifest = prepared.manifest
     failed = failed_records(records)
     if records:
-        statuses = tally(record.status for record in records)
+        last = {(record.run, record.repeat): record for record in records}  # not of a trial
+        statuses = tally(record.status for record in last.values())
         print(f"{statuses}; results are in {relative(manifest.folder)}")
     _follow_up(manifest, *reports)
     if failed:

@@ -23,7 +23,7 @@ from jobs.frame.statistics import mean_interval, over_processes, statistic
 from jobs.results.counting import allocation_of
 from jobs.results.record import Record
 from jobs.status import Status
-from jobs.sweep.views import FACT, PREDICTED
+from jobs.sweep.views import PREDICTED
 
 Interval = tuple[float, float]  # lower and upper end
 NO_VALUE = "–"  # text of a cell whose run does not have the metric
@@ -129,10 +129,7 @@ class Cell:
         groups: dict[str, list[float]] = {}
         for record, value in zip(self.records, values.tolist(), strict=True):
             groups.setdefault(allocation_of(record), []).append(value)
-        found = mean_interval(list(groups.values()))
-        if found is None or self.metric.name.startswith(FACT):
-            return found
-        return max(found[0], 0.0), found[1]  # a time or a rate is not negative
+        return mean_interval(list(groups.values()))
 
     @property
     def deviation(self) -> float | None:

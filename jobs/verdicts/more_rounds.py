@@ -8,6 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from jobs.formatting import format_scalar, relative
+from jobs.processes import without_options
 from jobs.results.manifest import Manifest
 from jobs.results.run_states import Observation
 from jobs.run import Run, varying
@@ -29,7 +30,7 @@ def command_for_more(cells: list[Compared], observation: Observation) -> str:
             break
     else:
         return ""
-    kept = _without(shlex.split(manifest.command), "--rounds", "--out", "--where", "--filter")
+    kept = without_options(manifest.command, "--rounds", "--out", "--where", "--filter")
     kept = [w for w in kept if w != "--force" and not w.startswith("blocks.rounds=")]
     # After a commit, --against HEAD would be another version of the code.
     for i, word in enumerate(kept):
@@ -43,18 +44,6 @@ def command_for_more(cells: list[Compared], observation: Observation) -> str:
     own = [cell for cell in cells if cell.run.id in manifest.runs]
     condition = _condition(own, manifest)
     return shlex.join([*kept, "--where", condition] if condition else kept)
-
-
-def _without(words: list[str], *options: str) -> list[str]:
-    """Return the words of a command without some options and their values."""
-    kept: list[str] = []
-    skip = False
-    for word in words:
-        option, equals, _ = word.partition("=")
-        if not skip and option not in options:
-            kept.append(word)
-        skip = not skip and option in options and not equals
-    return kept
 
 
 def _condition(cells: list[Compared], manifest: Manifest) -> str | None:

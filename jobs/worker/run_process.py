@@ -100,12 +100,12 @@ def execute(request: Request) -> Outcome:
         params = module.Params.model_validate_json(json.dumps(request.params))
         called = time.monotonic()
         starting = called - request.asked_at
-        facts = module.run(params)
+        result = module.run(params)
         measuring = time.monotonic() - called
-        if not isinstance(facts, dict):
-            raise TypeError(f"run() must return a dict, got {type(facts).__name__}")
-        _check_plain(facts, "facts")
-        outcome = Outcome(status=Status.ok, measurements=facts)
+        if not isinstance(result, dict):
+            raise TypeError(f"run() must return a dict, got {type(result).__name__}")
+        _check_plain(result, "result")
+        outcome = Outcome(status=Status.ok, measurements=result)
     except BaseException as error:  # also SystemExit: a run that exits early has no result
         if request.agent is not None:  # torchrun ends all ranks, but this one must say why first
             signal.signal(signal.SIGTERM, signal.SIG_IGN)

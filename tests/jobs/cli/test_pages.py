@@ -47,7 +47,8 @@ def test_show_has_the_figures_of_a_run_and_why_another_failed(tmp_path: Path) ->
     page = call("jobs", "show", ids[1][:6], "--in", folder.path).stdout
     assert ids[1] in page and "size=1" in page and "2 GPUs per node" in page
     assert " 3.000 " in page, "the median of its samples"
-    assert f"replay {ids[1]}" in page and "python -m jobs.submit sweep.yaml --force" in page
+    assert f"replay {ids[1]}" in page
+    assert f"python -m jobs.submit sweep.yaml --out {folder.path} --force " in page
     log = next(folder.path.glob("submissions/*/jobs/0")) / f"{ids[2]}-0-1.log"
     log.write_text("".join(f"line {i} of the log\n" for i in range(50)))
     page = call("jobs", "show", ids[2], "--in", folder.path).stdout
