@@ -109,6 +109,15 @@ class Benchmarks:
         """The names of the parameters of all benchmarks, without duplicates."""
         return list(dict.fromkeys(field for benchmark in self for field in benchmark.fields))
 
+    def never_equals(self, name: str, value: Any) -> str | None:
+        """Return an error message if a name equals a value in no benchmark, else None."""
+        if name == "run.benchmark":
+            known = list(self.by_name)
+            hint = nearest(str(value), known)
+            return None if value in known else f"no run of this sweep has benchmark {value!r}{hint}"
+        wrong = [each.never_equals(name, value) for each in self if name in each.fields]
+        return wrong[0] if all(wrong) else None
+
 
 def short_name(name: str) -> str:
     """Return the name of a benchmark without the prefix `systems.benchmarks.`, as in run ids."""

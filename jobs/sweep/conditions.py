@@ -10,6 +10,7 @@ the parameter, a comparison is neither true nor false.
 from __future__ import annotations
 
 import ast
+import math
 import operator
 import re
 import warnings
@@ -20,6 +21,7 @@ from typing import Any
 from jobs.code.short_names import as_in_runs
 from jobs.errors import nearest
 from jobs.formatting import format_scalar, is_number
+from jobs.sweep.benchmarks import Benchmarks
 
 MAX_LENGTH = 2000
 MAX_DEPTH = 50
@@ -185,6 +187,19 @@ class Condition:
             f"{self.text!r}: {ast.unparse(node)!r} is not a plain value "
             "(number, word, text in quotes, true, false, null, or a list of these)"
         )
+
+
+def condition_of(given: str | Mapping[str, Any], benchmarks: Benchmarks) -> Condition:
+    """Return the condition of an entry of `exclude`, of `--where`, or of sustained runs.
+
+    A mapping has a value, or a list of values, for each name. Raises ConditionError.
+    """
+    names = Names(benchmarks.fields, ["benchmark"], benchmarks.never_equals)
+    if isinstance(given, str):
+        return Condition(given, names)
+    lists = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
+    text = " and ".join(f"{name} in {values!r}" for name, values in lists.items())
+    return Condition(text, names, math.inf)
 
 
 def _parse(text: str, most: float) -> ast.expr:

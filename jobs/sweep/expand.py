@@ -20,8 +20,7 @@ from jobs.block import Block
 from jobs.errors import ENOUGH, InputError, Problem
 from jobs.run import Run, Shape, run_id
 from jobs.sweep.benchmarks import Benchmark, Benchmarks
-from jobs.sweep.conditions import Condition, ConditionError
-from jobs.sweep.context import condition_of
+from jobs.sweep.conditions import Condition, ConditionError, condition_of
 from jobs.sweep.form_blocks import form_blocks
 from jobs.sweep.load import LoadedSweep
 from jobs.sweep.resources import wanted_instead

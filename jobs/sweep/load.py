@@ -1,21 +1,23 @@
 """Loads a sweep file: load_sweep(Path("sweeps/flash.yaml"), overrides=["seq_len=[128,256]"]).
 
 The file is merged with its base file, a cluster file and the overrides of the command line. Then
-the models of the module `schema` check it. All errors are reported together.
+the models of the module `schema` check its types, and `checks` the rest. All errors are reported
+together.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from jobs.errors import InputError, Position, nearest
+from jobs.errors import ENOUGH, InputError, Position, Problem, nearest
 from jobs.sweep.benchmarks import Benchmark, Benchmarks, NoBenchmark, load_benchmark, short_name
-from jobs.sweep.context import Context
+from jobs.sweep.checks import sweep_faults
 from jobs.sweep.messages import problems_of
 from jobs.sweep.overrides import apply_override, remove_parameters, repeated_overrides
 from jobs.sweep.schema import AXES, Sweep
@@ -70,12 +72,15 @@ def load_sweep(
         document.place(("filter",), Position("--where"))
     # A value that cannot be parsed is None in the data. Report only the parsing error.
     unread = {problem.position for problem in document.problems}
+    found: list[Problem] = []
     try:
-        context = None if benchmarks is None else Context(benchmarks, document.data.get("cases"))
-        sweep = Sweep.model_validate(document.data, context=context)
+        sweep = Sweep.model_validate(document.data)
     except ValidationError as error:
         found = problems_of(error, document.data, document.at, Sweep)
-        document.problems += [problem for problem in found if problem.position not in unread]
+    faults = () if benchmarks is None else sweep_faults(document.data, benchmarks)
+    for fault in islice(faults, ENOUGH):
+        found.append(Problem(document.at(fault.path, fault.at_key), fault.what))
+    document.problems += [problem for problem in found if problem.position not in unread]
     if document.problems:
         raise InputError(document.problems)
     assert benchmarks is not None

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -21,6 +21,27 @@ MAX_NODES = 100_000
 MAX_DEPTH = 20
 MAX_INT = 2**64
 TOO_MANY = f"a file must have at most {MAX_NODES} keys and values, counting each use of an alias"
+
+
+class Fault(NamedTuple):
+    """An error at the value at a path, or at its key."""
+
+    what: str
+    path: DataPath
+    at_key: bool = False
+
+
+Faults = Iterator[Fault]
+
+
+def fault(what: str, *path: str | int, at_key: bool = False) -> Fault:
+    """Return an error at a path from the value that is checked."""
+    return Fault(what, path, at_key)
+
+
+def below(faults: Faults, *path: str | int) -> Faults:
+    """Yield the errors of a value that lies at a path."""
+    return (Fault(what, (*path, *inner), at_key) for what, inner, at_key in faults)
 
 
 @dataclass

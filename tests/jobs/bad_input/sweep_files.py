@@ -30,7 +30,7 @@ REFUSED = {
     "zip: {ranks: #}": ["1", "[]"],
     "cases: #": [*NOT_A_LIST, "[5]", "[null]"],
     "cases: [{benchmark: #}]": ["[a]", "attentoin"],
-    "exclude: #": [*NOT_A_LIST, "[5]", "[[size, 1]]", "[{}]", "['']"],
+    "exclude: #": [*NOT_A_LIST, "[5]", "[[size, 1]]"],
     "repeats: #": NOT_A_COUNT,
     "order: #": ["random", "shuffle", "{}", "{shuffle: x}"],
     "runs_per_job: #": ["0", "all"],
@@ -115,6 +115,7 @@ _CASES = [
     (ONE + "cases: [{resources: {mem_gb: 1.0e-9}}]", "cases.0.resources.mem_gb"),
     (ONE + "exclude: [{benchmark: toy}]", "has benchmark 'toy'"),
     (ONE + "exclude: ['window > 5']", "have no order"),
+    (ONE + "exclude: [{}]", "4:11: '' is not a comparison"),
     *(
         (f"{ONE}tables: [{{name: t, {keys}}}]", message)
         for keys, message in (
