@@ -91,6 +91,7 @@ class _Expander:
                 if len(self.problems) >= ENOUGH:
                     raise self.error()
         self.check_views()
+        sustained = frozenset(self.sustained())
         if not self.runs and not self.problems:
             self.refuse(*self.nothing_left())
         if self.problems:
@@ -98,29 +99,26 @@ class _Expander:
         ordered = list(self.runs.values())
         if isinstance(self.sweep.order, Shuffle):
             random.Random(self.sweep.order.shuffle).shuffle(ordered)
-        formed = (
-            form_blocks(ordered, self.sweep, self.document, self.left_out_by) if with_blocks else []
-        )
-        compared = {run for block in formed for run in block.runs}
-        in_blocks = [run for run in ordered if run.id in compared or not with_blocks]
-        sustained = frozenset(self.sustained(in_blocks))
-        if self.problems:
-            raise self.error()
-        blocks = [
-            replace(block, sustained=tuple(run for run in block.runs if run in sustained))
-            for block in formed
-        ]
+        blocks: list[Block] = []
+        if with_blocks:
+            formed = form_blocks(ordered, self.sweep, self.document, self.left_out_by)
+            blocks = [
+                replace(block, sustained=tuple(run for run in block.runs if run in sustained))
+                for block in formed
+            ]
+        if self.document.problems:
+            raise InputError(self.document.problems)
         counts = (self.excluded, self.filtered, self.duplicates)
         return Expansion(ordered, *counts, blocks, sustained)
 
-    def sustained(self, runs: list[Run]) -> Iterator[str]:
+    def sustained(self) -> Iterator[str]:
         """Yield the ids of the runs that satisfy the condition of `blocks.sustained`."""
         keys = self.sweep.blocks.sustained if self.sweep.blocks is not None else None
         if keys is None:
             return
         path = ("blocks", "sustained", "where")
         where = None if keys.where is None else self.condition(keys.where, *path)
-        for run in runs:
+        for run in self.runs.values():
             values = {"run.benchmark": run.benchmark, **run.params}
             if where is None or self.holds(where, values, path):
                 yield run.id
