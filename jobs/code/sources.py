@@ -16,12 +16,11 @@ from pathlib import Path
 from jobs import ROOT
 from jobs.code.imports import Import, SourceFile, read_source
 from jobs.code.measured_files import find, is_project
-from jobs.code.state import repository_root
+from jobs.code.state import is_installed, repository_root
 from systems.external.reference import find_module, is_reference
 from systems.external.source import package_root
 
 _OWN_PACKAGES = ("jobs", "systems")
-_INSTALLED = {"site-packages", "dist-packages"}
 
 
 class SourceTree:
@@ -105,7 +104,7 @@ class SourceTree:
 
     def _is_local(self, path: Path, folders: tuple[Path, ...]) -> bool:
         return self._is_project(path) or (
-            not _INSTALLED & set(path.parts) and any(path.is_relative_to(f) for f in folders)
+            not is_installed(path) and any(path.is_relative_to(f) for f in folders)
         )
 
 

@@ -139,20 +139,14 @@ def _read(path: Path, above: tuple[str, ...] = ()) -> Document:
         document.data = {}
     if not isinstance(document.data, dict):
         if not document.problems:
-            what = f"the file must be a mapping of keys to values, got {_kind(document.data)}"
+            # The content is not shown, because it may be a secret.
+            what = f"the file must be a mapping, got {type(document.data).__name__}"
             document.refuse(what)
         return document
     if "base" not in document.data:
         return document
     chain = (*above, os.path.realpath(path))
     return _merge(_read(_base(document, path, chain), chain), document)
-
-
-def _kind(data: Any) -> str:
-    """Describe data of a wrong type. Its content is not shown, because it may be a secret."""
-    kinds = {list: "a list", dict: "a mapping", str: "a string", bool: "a boolean"}
-    found = (kind for type_, kind in kinds.items() if isinstance(data, type_))
-    return next(found, "null" if data is None else "a number")
 
 
 def _base(document: Document, path: Path, chain: tuple[str, ...]) -> Path:
@@ -162,7 +156,7 @@ def _base(document: Document, path: Path, chain: tuple[str, ...]) -> Path:
     """
     base = document.data.pop("base")
     if not isinstance(base, str):
-        wrong = f"base must be a file name, got {_kind(base)}"
+        wrong = f"base must be a file name, got {base!r}"
     elif invalid := invalid_path(base):
         wrong = f"base: {invalid}"
     else:

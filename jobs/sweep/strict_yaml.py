@@ -162,7 +162,6 @@ class _Builder:
 
     def __init__(self, document: Document):
         self.document = document
-        self.open: set[int] = set()  # ids of the nodes being built, to find recursive aliases
         self.count = 0  # number of nodes built so far
 
     def build(self, node: yaml.Node, path: DataPath, key_at: Position | None = None) -> Any:
@@ -179,20 +178,14 @@ class _Builder:
         self.count += 1
         if self.count > MAX_NODES:
             raise _TooManyNodes(node.start_mark)
-        if len(self.open) > MAX_DEPTH:
+        if len(path) > MAX_DEPTH:  # for example an alias inside the value that it refers to
             raise _Refused(f"values must not be nested more than {MAX_DEPTH} levels deep")
-        if id(node) in self.open:
-            raise _Refused("an alias inside the value that it refers to is not allowed")
         _refuse_tag(node)
         if isinstance(node, yaml.ScalarNode):
             return _scalar(node)
-        self.open.add(id(node))
         if isinstance(node, yaml.MappingNode):
-            result: Any = self.mapping(node, path)
-        else:
-            result = [self.build(child, (*path, i)) for i, child in enumerate(node.value)]
-        self.open.discard(id(node))
-        return result
+            return self.mapping(node, path)
+        return [self.build(child, (*path, i)) for i, child in enumerate(node.value)]
 
     def mapping(self, node: yaml.MappingNode, path: DataPath) -> dict[str, Any]:
         result: dict[str, Any] = {}

@@ -42,7 +42,7 @@ TRAPS = [
     ("a: {b: !mine 1}", 8, "'!mine'"),
     ('? !!str "a"\n: 1', 3, "'!!str'"),
     ("a: {<<: {b: 1}}", 5, "merge"),
-    ("a: &x [*x]", 4, "alias inside"),
+    ("a: &x [*x]", 4, "nested more than"),
     ("{b: 1, b: 3}", 8, "duplicate key 'b', first set on line 3"),
     ('a: "\\ud800"', 4, "surrogate"),
 ]
