@@ -23,7 +23,6 @@ from jobs.sweep.overrides import apply_override, remove_parameters, repeated_ove
 from jobs.sweep.schema import AXES, Sweep
 from jobs.sweep.stock_sweeps import sweep_file
 from jobs.sweep.strict_yaml import DataPath, Document, entries, parse
-from jobs.user_files import invalid_path
 
 CLUSTER_KEYS = ["slurm", "resources"]
 
@@ -56,8 +55,6 @@ def load_sweep(
         InputError: with all errors in the files, the overrides and the filter.
     """
     document = _read(sweep_file(path))
-    if not isinstance(document.data, dict) or (document.problems and not document.data):
-        raise InputError(document.problems)
     if "filter" in document.data:
         del document.data["filter"]
         what = "'filter' is not a key of a sweep file; use the option --where"
@@ -123,26 +120,22 @@ def _benchmarks(document: Document) -> Benchmarks | None:
 
 
 def _read(path: Path, above: tuple[str, ...] = ()) -> Document:
-    """Read a file, and merge it with its base file. On an error, the `data` may be no mapping.
+    """Read a file, and merge it with its base file.
 
-    `above` has the resolved paths of the files that inherit from this file.
+    `above` has the resolved paths of the files that inherit from this file. Raises InputError if
+    one of the files is no mapping: the errors that follow, such as a missing benchmark, mislead.
     """
-    document = Document(source=str(path))
-    if (invalid := invalid_path(document.source)) is None:
-        try:
-            document = parse(path.read_bytes(), document.source)
-        except OSError as error:
-            invalid = str(error.strerror)
-    if invalid is not None:
-        document.refuse(f"cannot be read: {invalid}")
-    elif document.data is None and not document.problems:
+    try:
+        document = parse(path.read_bytes(), str(path))
+    except (OSError, ValueError) as error:
+        what = f"cannot be read: {getattr(error, 'strerror', error)}"
+        raise InputError([Problem(Position(str(path)), what)]) from None
+    if document.data is None and not document.problems:
         document.data = {}
-    if not isinstance(document.data, dict):
-        if not document.problems:
-            # The content is not shown, because it may be a secret.
-            what = f"the file must be a mapping, got {type(document.data).__name__}"
-            document.refuse(what)
-        return document
+    if not isinstance(document.data, dict) or (document.problems and not document.data):
+        if not document.problems:  # the content is not shown, because it may be a secret
+            document.refuse(f"the file must be a mapping, got {type(document.data).__name__}")
+        raise InputError(document.problems)
     if "base" not in document.data:
         return document
     chain = (*above, os.path.realpath(path))
@@ -150,15 +143,10 @@ def _read(path: Path, above: tuple[str, ...] = ()) -> Document:
 
 
 def _base(document: Document, path: Path, chain: tuple[str, ...]) -> Path:
-    """Remove the key `base` from a file. Return the path of the base file.
-
-    Raises InputError without it: the errors that follow, such as a missing benchmark, mislead.
-    """
+    """Remove the key `base` from a file. Return the path of the base file, or raise InputError."""
     base = document.data.pop("base")
     if not isinstance(base, str):
         wrong = f"base must be a file name, got {base!r}"
-    elif invalid := invalid_path(base):
-        wrong = f"base: {invalid}"
     else:
         try:
             found = sweep_file(Path(base), path.parent)
@@ -176,7 +164,7 @@ def _base(document: Document, path: Path, chain: tuple[str, ...]) -> Path:
 def _read_cluster(path: Path) -> Document:
     """Read a cluster file. Report and remove other keys than CLUSTER_KEYS."""
     document = _read(path)
-    for key in list(document.data) if isinstance(document.data, dict) else ():
+    for key in list(document.data):
         if key not in CLUSTER_KEYS:
             what = f"{key!r} is not a key of a cluster file{nearest(key, CLUSTER_KEYS)}"
             document.refuse(what, (key,), key=True)
@@ -190,7 +178,7 @@ def _merge(under: Document, over: Document) -> Document:
     Mappings under the same key, such as `resources`, are merged key by key. A parameter that `over`
     sets in `fixed`, `grid` or `zip` is first removed from all three keys of `under`.
     """
-    data = under.data if isinstance(under.data, dict) else {}
+    data = under.data
     replaced: set[DataPath] = set()
     for axis in AXES:
         if isinstance(over.data.get(axis), dict):
