@@ -25,8 +25,8 @@ from jobs.sweep.form_blocks import form_blocks
 from jobs.sweep.load import LoadedSweep
 from jobs.sweep.resources import wanted_instead
 from jobs.sweep.schema import Case, Shuffle, Sweep
-from jobs.sweep.strict_yaml import DataPath
-from jobs.sweep.views import view_problems
+from jobs.sweep.strict_yaml import DataPath, below
+from jobs.sweep.views import run_faults
 
 MAX_RUNS = 1_000_000  # a larger sweep is probably a typo
 
@@ -194,8 +194,8 @@ class _Expander:
             for i, view in enumerate(getattr(self.sweep, key)):
                 name = self.benchmarks.of(view.benchmark).name
                 runs = [run for run in self.runs.values() if run.benchmark == name]
-                for path, what in view_problems(view, runs):
-                    self.refuse((key, i, *path), what)
+                for fault in below(run_faults(view, runs), key, i):
+                    self.refuse(fault.path, fault.what)
 
     def note_refusal(self, error: ValidationError, point: dict[str, Any], scope: DataPath) -> None:
         """Collect the errors of a combination that the benchmark rejects."""

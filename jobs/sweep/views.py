@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,7 @@ from jobs.published.figures import Published, published_problems
 from jobs.run import Run
 from jobs.sweep.benchmarks import RESERVED, Benchmark, short_name
 from jobs.sweep.conditions import Condition, ConditionError, Names
-from jobs.sweep.strict_yaml import DataPath, Faults, fault
+from jobs.sweep.strict_yaml import Faults, fault
 from jobs.sweep.value_types import STRICT, Name, Positive, Scalar
 
 # Names of the values that a table can show. `jobs.frame.metrics` computes the values.
@@ -249,8 +249,8 @@ class Plot(_View):
             yield fault("against: name one phase, such as phase: forward", "against")
 
 
-def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[DataPath, str]]:
-    """Yield the path and message of each error of a table or plot on runs of its benchmark.
+def run_faults(view: Table | Plot, runs: Sequence[Run]) -> Faults:
+    """Yield the errors in a table or plot that only the runs of its benchmark show.
 
     `where` must be true or false for every run, unless it contains a value of records. A cell for
     published figures must not match several figures.
@@ -266,7 +266,7 @@ def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[Dat
         try:
             chosen = [run for run in runs if condition(run.params)]
         except ConditionError as error:
-            yield ("where",), str(error)
+            yield fault(str(error), "where")
     if not isinstance(view, Table):
         return
     for i, source in enumerate(view.published if chosen else ()):
@@ -277,4 +277,4 @@ def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[Dat
         try:
             published_columns(source, dims, list(keys))
         except TableError as error:
-            yield ("published", i), str(error)
+            yield fault(str(error), "published", i)
