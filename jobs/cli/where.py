@@ -34,7 +34,7 @@ def matching(seen: Observation, where: str | None) -> Observation:
     benchmarks = _benchmarks(runs)
     try:
         condition = Condition(where, Names(benchmarks.fields, NAMES, _check(benchmarks, runs)))
-        seen = with_hashes(seen) if OLDER in condition.recorded else seen
+        seen = with_hashes(seen) if f"run.{OLDER}" in condition.names else seen
         kept = [
             task
             for task in seen.tasks

@@ -73,9 +73,8 @@ class Condition:
 
     def __init__(self, text: str, names: Names, most: float = MAX_LENGTH):
         self.text = text
-        self.parameters: set[str] = set()  # those in the condition
-        self.recorded: set[str] = set()  # other names in the condition, without `run.`
-        self._names = names
+        self.names: set[str] = set()  # those in the condition, as from `Names.full`
+        self._allowed = names
         self._decide = self._logic(_parse(text, most))
 
     def __call__(self, run: Mapping[str, Any]) -> bool:
@@ -120,10 +119,7 @@ class Condition:
             )
         is_ordered = compare in _ORDERED
         self._check(name, wanted, is_ordered)
-        if name in self._names.parameters:
-            self.parameters.add(name)
-        else:
-            self.recorded.add(name.removeprefix(_RUN))
+        self.names.add(name)
 
         def decide(run: Mapping[str, Any]) -> bool | None:
             if name not in run:
@@ -141,7 +137,7 @@ class Condition:
 
     def _subject(self, node: ast.expr) -> str:
         """Return the full name with which a comparison begins."""
-        given, names = ast.unparse(node), self._names
+        given, names = ast.unparse(node), self._allowed
         has_prefix = given.startswith(_RUN)
         name = names.full(given) if has_prefix or isinstance(node, ast.Name) else None
         if name is not None:
@@ -157,7 +153,7 @@ class Condition:
         for one in value if isinstance(value, list) else [value]:
             if is_bound and not isinstance(one, str):
                 continue
-            wrong = self._names.check(name, one)
+            wrong = self._allowed.check(name, one)
             if is_bound and wrong is None:
                 wrong = f"words such as {one!r} have no order"
             if wrong is not None:
@@ -169,13 +165,13 @@ class Condition:
             return as_in_runs(node.value)
         if isinstance(node, ast.Name):
             both = (subject, node.id)
-            if all(name in self._names.parameters for name in both):
+            if all(name in self._allowed.parameters for name in both):
                 raise ConditionError(
                     f"{self.text!r} compares two parameters; write a value, or {node.id} in quotes"
                 )
             word, value = node.id, _WORDS.get(node.id.lower(), node.id)
             # Some parameters have the word `none` as a value, not null.
-            wrong = self._names.check
+            wrong = self._allowed.check
             is_word = wrong(subject, value) is not None and wrong(subject, word) is None
             return word if value == word or is_word else value
         if isinstance(node, (ast.List, ast.Tuple)):

@@ -236,7 +236,7 @@ class _Expander:
 
     def values_seen(self) -> str:
         """Return text that lists up to 20 values of each parameter in the filter."""
-        compared = self.filter.parameters if self.filter else set()
+        compared = self.filter.names if self.filter else set()
         seen: dict[str, dict[Any, None]] = {}
         for scope in self.scopes:
             for part in itertools.chain(*scope.groups):

@@ -261,7 +261,7 @@ def run_faults(view: Table | Plot, runs: Sequence[Run]) -> Faults:
     if view.where is not None:
         params = {name for run in runs for name in run.params}
         condition = Condition(view.where, Names(params, [DEVICE]))
-        if condition.recorded:  # needs records, which the runs may not have yet
+        if f"run.{DEVICE}" in condition.names:  # needs records, which the runs may not have yet
             return
         try:
             chosen = [run for run in runs if condition(run.params)]

@@ -106,7 +106,7 @@ def test_values_without_order_are_an_error_not_false() -> None:
 )
 def test_a_value_that_it_can_have_is_none(text: str) -> None:
     """A value that a parameter can have, or a bound outside its range, is no error."""
-    assert Condition(text, TOY).parameters == {text.split()[0]}
+    assert Condition(text, TOY).names == {text.split()[0]}
 
 
 def test_none_is_a_word_where_the_parameter_has_this_word() -> None:
