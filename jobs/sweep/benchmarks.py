@@ -8,7 +8,7 @@ import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.machinery import ModuleSpec, PathFinder
@@ -231,10 +231,3 @@ def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f.filename != __file__ and not f.filename.startswith("<frozen")]
     return f"{own[-1].filename}:{own[-1].lineno}"
-
-
-def load_benchmarks(own: str, others: Iterable[str | None]) -> Benchmarks:
-    """Load the default benchmark of a sweep and those of its cases. None: the default."""
-    names = dict.fromkeys(short_name(name) for name in (own, *others) if name is not None)
-    by_name = {name: load_benchmark(name) for name in names}
-    return Benchmarks(by_name[short_name(own)], by_name)

@@ -93,7 +93,7 @@ def _apply_overrides(
     first = [argument for argument in overrides if argument.startswith("benchmark=")]
     for argument in first:
         apply_override(document, argument, [])
-    benchmarks = _benchmarks(document)
+    benchmarks = load_benchmarks(document)
     parameters = benchmarks.fields if benchmarks else []
     for argument in overrides:
         if argument not in first:
@@ -101,8 +101,11 @@ def _apply_overrides(
     return benchmarks
 
 
-def _benchmarks(document: Document) -> Benchmarks | None:
-    """Load the benchmarks of a sweep file and of its cases. Return None if that is impossible."""
+def load_benchmarks(document: Document) -> Benchmarks | None:
+    """Load the benchmarks of a sweep file and of its cases.
+
+    If that is impossible, return None, and add the errors to those of the file.
+    """
     own = document.data.get("benchmark")
     places: dict[Any, DataPath] = {own: ("benchmark",)} if isinstance(own, str) else {}
     for i, case in entries(document.data.get("cases")):
