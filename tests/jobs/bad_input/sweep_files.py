@@ -98,7 +98,6 @@ _BLOCKS = [
 _SIZES = str([*range(1, 1001)])
 _CASES = [
     *((GRID + text, message) for text, message in _BLOCKS),
-    ("zip: {size: [1, 2], mode: [fast, exact]}\n" + BLOCKS % "", "its run also differs in size"),
     (f"grid: {{size: {[*range(-40, 0)]}}}", "… and 10 more errors"),
     (ONE + "filter: size == 1", "sweep.yaml:4:1: 'filter' is not a key of a sweep file"),
     ("fixed: {size: [3]}", "a list of values goes in grid"),
