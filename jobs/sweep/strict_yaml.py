@@ -20,7 +20,6 @@ DataPath = tuple[str | int, ...]
 MAX_NODES = 100_000
 MAX_DEPTH = 20
 MAX_INT = 2**64
-TOO_MANY = f"a file must have at most {MAX_NODES} keys and values, counting each use of an alias"
 
 
 class Fault(NamedTuple):
@@ -105,36 +104,24 @@ def parse(content: str | bytes, source: str) -> Document:
     try:
         text = content.decode() if isinstance(content, bytes) else content
         loader = yaml.SafeLoader(text)
-    except UnicodeDecodeError as error:
-        before = error.object[: error.start].decode()
-        what = f"byte 0x{error.object[error.start]:02x} is not valid UTF-8; save the file as UTF-8"
-        document.problems.append(Problem(_place(source, before), what))
-        return document
-    except yaml.reader.ReaderError as error:
-        what = f"character U+{error.character:04X} is not allowed in YAML; remove it"
-        document.problems.append(Problem(_place(source, text[: error.position]), what))
-        return document
-    mark = None
-    try:
         node = loader.get_single_node()
         if node is not None:
             document.data = _Builder(document).build(node, ())
         return document
+    except UnicodeDecodeError as error:
+        at = _place(source, error.object[: error.start].decode())
+        what = f"byte 0x{error.object[error.start]:02x} is not valid UTF-8; save the file as UTF-8"
+    except yaml.reader.ReaderError as error:
+        at = _place(source, text[: error.position])
+        what = f"character U+{error.character:04X} is not allowed in YAML; remove it"
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        at = _marked(source, error.problem_mark or error.context_mark or loader.get_mark())
         what = "not valid YAML: " + " ".join(x for x in (error.context, error.problem) if x)
-    except RecursionError:
-        what = "not valid YAML: nested too deeply"
-    except _TooManyNodes as error:  # aliases count at each use
-        mark, what = error.args[0], TOO_MANY
-    except ValueError as error:  # PyYAML raises these for some invalid texts
+    except (RecursionError, ValueError) as error:  # PyYAML raises these for some invalid texts
+        at = _marked(source, loader.get_mark())
         what = f"not valid YAML: {error}"
-    document.problems = [Problem(_marked(source, mark or loader.get_mark()), what)]
+    document.problems = [Problem(at, what)]
     return document
-
-
-class _TooManyNodes(Exception):
-    """Raised with the position of the first node after MAX_NODES nodes."""
 
 
 def entries(data: Any) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -177,7 +164,8 @@ class _Builder:
     def value(self, node: yaml.Node, path: DataPath) -> Any:
         self.count += 1
         if self.count > MAX_NODES:
-            raise _TooManyNodes(node.start_mark)
+            what = f"more than {MAX_NODES} keys and values, counting each use of an alias"
+            raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark)
         if len(path) > MAX_DEPTH:  # for example an alias inside the value that it refers to
             raise _Refused(f"values must not be nested more than {MAX_DEPTH} levels deep")
         _refuse_tag(node)
