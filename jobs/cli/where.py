@@ -18,8 +18,7 @@ from jobs.results.run_states import Observation, TaskState
 from jobs.run import Run
 from jobs.status import Status
 from jobs.sweep.benchmarks import Benchmark, Benchmarks, NoBenchmark, load_benchmark
-from jobs.sweep.conditions import Check, Condition, ConditionError
-from jobs.sweep.context import names_of, never_equals
+from jobs.sweep.conditions import Check, Condition, ConditionError, Names
 
 OLDER = "older_code"
 # Allowed in a condition, in addition to the parameters.
@@ -33,7 +32,7 @@ def matching(seen: Observation, where: str | None) -> Observation:
     runs = [task.run for task in seen.tasks]
     benchmarks = _benchmarks(runs)
     try:
-        condition = Condition(where, names_of(benchmarks, NAMES, _check(benchmarks, runs)))
+        condition = Condition(where, Names(benchmarks.fields, NAMES, _check(benchmarks, runs)))
         kept = [
             task
             for task in seen.tasks
@@ -48,7 +47,7 @@ def matching_runs(runs: list[Run], where: str) -> set[str]:
     """Return the ids of the runs, at least one, whose parameters satisfy a condition."""
     benchmarks = _benchmarks(runs)
     try:
-        condition = Condition(where, names_of(benchmarks, NAMES[:1], _check(benchmarks, runs)))
+        condition = Condition(where, Names(benchmarks.fields, NAMES[:1], _check(benchmarks, runs)))
         found = {run.id for run in runs if condition(_values(run, benchmarks))}
     except ConditionError as error:
         fail(f"--where: {error}")
@@ -98,7 +97,7 @@ def _check(benchmarks: Benchmarks, runs: Iterable[Run]) -> Check:
 
     def check(name: str, value: Any) -> str | None:
         if not name.startswith("run."):
-            return None if (name, repr(value)) in of_runs else never_equals(benchmarks, name, value)
+            return None if (name, repr(value)) in of_runs else benchmarks.never_equals(name, value)
         name = name.removeprefix("run.")
         if name == OLDER and not isinstance(value, bool):
             return f"{OLDER}: got {value!r}, expected true or false"

@@ -16,12 +16,11 @@ from pathlib import Path
 from jobs import ROOT
 from jobs.code.imports import Import, SourceFile, read_source
 from jobs.code.measured_files import find, is_project
-from jobs.code.state import repository_root
+from jobs.code.state import is_installed, repository_root
 from systems.external.reference import find_module, is_reference
 from systems.external.source import package_root
 
 _OWN_PACKAGES = ("jobs", "systems")
-_INSTALLED = {"site-packages", "dist-packages"}
 
 
 class SourceTree:
@@ -42,7 +41,7 @@ class SourceTree:
         they import, do not count. Paths are absolute. The result is None if there is no module of
         this name, which is dotted, or a reference such as `my_kernels/flash.py:MyFlash`.
         """
-        start = self._find(name, ()) if _is_own(name) else find(name)
+        start = find(name) if is_reference(name) else self._find(name, ())
         if start is None:
             return None
         folders = _folders_of(start)
@@ -101,17 +100,13 @@ class SourceTree:
         return [file for name in names if (file := self._find(name, folders)) is not None]
 
     def _find(self, module: str, folders: tuple[Path, ...]) -> Path | None:
-        return self._find_module(module, (ROOT,) if _is_own(module) else folders)
+        is_own = module.partition(".")[0] in _OWN_PACKAGES
+        return self._find_module(module, (ROOT,) if is_own else folders)
 
     def _is_local(self, path: Path, folders: tuple[Path, ...]) -> bool:
         return self._is_project(path) or (
-            not _INSTALLED & set(path.parts) and any(path.is_relative_to(f) for f in folders)
+            not is_installed(path) and any(path.is_relative_to(f) for f in folders)
         )
-
-
-def _is_own(module: str) -> bool:
-    """Return whether a module belongs to this project."""
-    return module.partition(".")[0] in _OWN_PACKAGES and not is_reference(module)
 
 
 def _is_within(module: str, packages: Iterable[str]) -> bool:

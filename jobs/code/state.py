@@ -39,7 +39,6 @@ class CodeState:
     source: Literal["git", "carried", "unknown"] = "unknown"
     why: str | None = None  # reason why something is unknown
     changed: tuple[str, ...] = ()  # files that differ from the carried state
-    fingerprint: str = ""  # equal if the commit and the tracked files are equal; "": unknown
 
     def entry(self, results: Path) -> dict[str, Any]:
         """Return the state as a dict for a record, and save its diff in the results folder."""
@@ -118,7 +117,6 @@ def read_state(root: Path, results: Path, own: str | None = None) -> CodeState:
 def _from_git(root: Path, ignored: list[str]) -> CodeState:
     tree = git.status(root, ignored)
     diff = git.diff(root, ignored) if tree.changed and tree.commit else b""
-    digest = hashlib.sha256(f"{tree.commit}\n".encode() + diff).hexdigest()
     return CodeState(
         commit=tree.commit,
         dirty=tree.is_dirty,
@@ -126,14 +124,12 @@ def _from_git(root: Path, ignored: list[str]) -> CodeState:
         diff=diff,
         source="git",
         why=None if tree.commit else f"the git repository {root} has no commit",
-        fingerprint=digest,
     )
 
 
 def _from_carried(root: Path, carried: dict[str, Any]) -> CodeState:
-    now = {name: file_hash(root / name) for name in carried["files"]}
-    changed = tuple(name for name, digest in carried["files"].items() if now[name] != digest)
-    digest = hashlib.sha256(f"{carried['commit']}{sorted(now.items())}".encode())
+    files = carried["files"].items()
+    changed = tuple(name for name, digest in files if file_hash(root / name) != digest)
     return CodeState(
         commit=carried["commit"],
         dirty=carried["dirty"] or bool(changed),
@@ -141,7 +137,6 @@ def _from_carried(root: Path, carried: dict[str, Any]) -> CodeState:
         diff=carried["diff"].encode(errors="surrogateescape"),
         source="carried",
         changed=changed,
-        fingerprint=digest.hexdigest(),
     )
 
 

@@ -75,8 +75,8 @@ def take(manifest: Manifest) -> Manifest:
         for source in sources:
             left_out = ignored_in(source.root, manifest.folder)
             export_working_tree(source.root, copy / source.name, left_out)
-        now = [source.state.fingerprint for source in _sources(manifest.folder)]
-        if now != [source.state.fingerprint for source in sources]:
+        now = [(source.state.commit, source.state.diff) for source in _sources(manifest.folder)]
+        if now != [(source.state.commit, source.state.diff) for source in sources]:
             roots = ", ".join(str(source.root) for source in sources)
             raise CommandError(f"files in {roots} changed while they were copied; try again")
         final = folder / hash_of(copy)[:16]

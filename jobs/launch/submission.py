@@ -7,7 +7,7 @@ import time
 
 from jobs import provenance
 from jobs.code.state import project_state
-from jobs.errors import CommandError
+from jobs.errors import CommandError, InputError
 from jobs.launch import snapshot
 from jobs.launch.gpu_claims import POLL_S, WAITS, claim, release
 from jobs.launch.lock import SubmitLock
@@ -21,8 +21,7 @@ from jobs.results.record import Record
 from jobs.results.record_reader import read_records
 from jobs.results.unwritable import ResultsUnwritable, message
 from jobs.slurm_client import SlurmSilent
-from jobs.sweep.benchmarks import load_benchmarks
-from jobs.sweep.load import LoadedSweep
+from jobs.sweep.load import LoadedSweep, load_benchmarks
 from jobs.sweep.strict_yaml import Document
 
 
@@ -124,11 +123,13 @@ def _debug(manifest: Manifest) -> list[Record]:
 def reload(manifest: Manifest) -> LoadedSweep:
     """Load the sweep of an earlier submission from its manifest, not from the sweep file.
 
-    Raises NoBenchmark if a benchmark of the sweep can no longer be imported.
+    Raises InputError if a benchmark of the sweep can no longer be imported.
     """
     sweep = manifest.sweep
     document = Document(
         sweep.model_dump(mode="json", by_alias=True), f"{manifest.path}/manifest.json"
     )
-    benchmarks = load_benchmarks(sweep.benchmark, [case.benchmark for case in sweep.cases])
+    benchmarks = load_benchmarks(document)
+    if benchmarks is None:
+        raise InputError(document.problems)
     return LoadedSweep(sweep, benchmarks, document)

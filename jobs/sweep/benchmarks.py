@@ -8,7 +8,7 @@ import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.machinery import ModuleSpec, PathFinder
@@ -108,6 +108,15 @@ class Benchmarks:
     def fields(self) -> list[str]:
         """The names of the parameters of all benchmarks, without duplicates."""
         return list(dict.fromkeys(field for benchmark in self for field in benchmark.fields))
+
+    def never_equals(self, name: str, value: Any) -> str | None:
+        """Return an error message if a name equals a value in no benchmark, else None."""
+        if name == "run.benchmark":
+            known = list(self.by_name)
+            hint = nearest(str(value), known)
+            return None if value in known else f"no run of this sweep has benchmark {value!r}{hint}"
+        wrong = [each.never_equals(name, value) for each in self if name in each.fields]
+        return wrong[0] if all(wrong) else None
 
 
 def short_name(name: str) -> str:
@@ -222,10 +231,3 @@ def _place(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if f.filename != __file__ and not f.filename.startswith("<frozen")]
     return f"{own[-1].filename}:{own[-1].lineno}"
-
-
-def load_benchmarks(own: str, others: Iterable[str | None]) -> Benchmarks:
-    """Load the default benchmark of a sweep and those of its cases. None: the default."""
-    names = dict.fromkeys(short_name(name) for name in (own, *others) if name is not None)
-    by_name = {name: load_benchmark(name) for name in names}
-    return Benchmarks(by_name[short_name(own)], by_name)

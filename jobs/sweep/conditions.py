@@ -10,6 +10,7 @@ the parameter, a comparison is neither true nor false.
 from __future__ import annotations
 
 import ast
+import math
 import operator
 import re
 import warnings
@@ -20,6 +21,7 @@ from typing import Any
 from jobs.code.short_names import as_in_runs
 from jobs.errors import nearest
 from jobs.formatting import format_scalar, is_number
+from jobs.sweep.benchmarks import Benchmarks
 
 MAX_LENGTH = 2000
 MAX_DEPTH = 50
@@ -71,9 +73,8 @@ class Condition:
 
     def __init__(self, text: str, names: Names, most: float = MAX_LENGTH):
         self.text = text
-        self.parameters: set[str] = set()  # those in the condition
-        self.recorded: set[str] = set()  # other names in the condition, without `run.`
-        self._names = names
+        self.names: set[str] = set()  # those in the condition, as from `Names.full`
+        self._allowed = names
         self._decide = self._logic(_parse(text, most))
 
     def __call__(self, run: Mapping[str, Any]) -> bool:
@@ -118,10 +119,7 @@ class Condition:
             )
         is_ordered = compare in _ORDERED
         self._check(name, wanted, is_ordered)
-        if name in self._names.parameters:
-            self.parameters.add(name)
-        else:
-            self.recorded.add(name.removeprefix(_RUN))
+        self.names.add(name)
 
         def decide(run: Mapping[str, Any]) -> bool | None:
             if name not in run:
@@ -139,7 +137,7 @@ class Condition:
 
     def _subject(self, node: ast.expr) -> str:
         """Return the full name with which a comparison begins."""
-        given, names = ast.unparse(node), self._names
+        given, names = ast.unparse(node), self._allowed
         has_prefix = given.startswith(_RUN)
         name = names.full(given) if has_prefix or isinstance(node, ast.Name) else None
         if name is not None:
@@ -155,7 +153,7 @@ class Condition:
         for one in value if isinstance(value, list) else [value]:
             if is_bound and not isinstance(one, str):
                 continue
-            wrong = self._names.check(name, one)
+            wrong = self._allowed.check(name, one)
             if is_bound and wrong is None:
                 wrong = f"words such as {one!r} have no order"
             if wrong is not None:
@@ -167,13 +165,13 @@ class Condition:
             return as_in_runs(node.value)
         if isinstance(node, ast.Name):
             both = (subject, node.id)
-            if all(name in self._names.parameters for name in both):
+            if all(name in self._allowed.parameters for name in both):
                 raise ConditionError(
                     f"{self.text!r} compares two parameters; write a value, or {node.id} in quotes"
                 )
             word, value = node.id, _WORDS.get(node.id.lower(), node.id)
             # Some parameters have the word `none` as a value, not null.
-            wrong = self._names.check
+            wrong = self._allowed.check
             is_word = wrong(subject, value) is not None and wrong(subject, word) is None
             return word if value == word or is_word else value
         if isinstance(node, (ast.List, ast.Tuple)):
@@ -187,6 +185,19 @@ class Condition:
         )
 
 
+def condition_of(given: str | Mapping[str, Any], benchmarks: Benchmarks) -> Condition:
+    """Return the condition of an entry of `exclude`, of `--where`, or of sustained runs.
+
+    A mapping has a value, or a list of values, for each name. Raises ConditionError.
+    """
+    names = Names(benchmarks.fields, ["benchmark"], benchmarks.never_equals)
+    if isinstance(given, str):
+        return Condition(given, names)
+    lists = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
+    text = " and ".join(f"{name} in {values!r}" for name, values in lists.items())
+    return Condition(text, names, math.inf)
+
+
 def _parse(text: str, most: float) -> ast.expr:
     if len(text) > most:
         what = f"a comparison must have at most {most} characters, got {len(text)}"
@@ -196,12 +207,9 @@ def _parse(text: str, most: float) -> ast.expr:
             warnings.simplefilter("ignore")
             tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        word = re.search(r"(?<![\w'\".+-])\d[\w.]*[A-Za-z]\w*(?!['\"])", text)  # such as 4bb999b
-        hint = f"; write {word[0]} in quotes" if word else ""
+        hint = "; write text that is not a word of letters, digits and _ in quotes"
         if re.search(r"(?<![=!<>])=(?!=)", text):
             hint = "; write == to compare"
-        elif not hint:
-            hint = "; write text with other characters than letters, digits and _ in quotes"
         example = "expected for example 'seq_len > 4096 and dtype == bf16'"
         raise ConditionError(f"{text!r} is not a comparison; {example}{hint}") from None
     level: list[ast.AST] = [tree]

@@ -20,14 +20,13 @@ from jobs.block import Block
 from jobs.errors import ENOUGH, InputError, Problem
 from jobs.run import Run, Shape, run_id
 from jobs.sweep.benchmarks import Benchmark, Benchmarks
-from jobs.sweep.conditions import Condition, ConditionError
-from jobs.sweep.context import condition_of
+from jobs.sweep.conditions import Condition, ConditionError, condition_of
 from jobs.sweep.form_blocks import form_blocks
 from jobs.sweep.load import LoadedSweep
 from jobs.sweep.resources import wanted_instead
 from jobs.sweep.schema import Case, Shuffle, Sweep
-from jobs.sweep.strict_yaml import DataPath
-from jobs.sweep.views import view_problems
+from jobs.sweep.strict_yaml import DataPath, below
+from jobs.sweep.views import run_faults
 
 MAX_RUNS = 1_000_000  # a larger sweep is probably a typo
 
@@ -92,6 +91,7 @@ class _Expander:
                 if len(self.problems) >= ENOUGH:
                     raise self.error()
         self.check_views()
+        sustained = frozenset(self.sustained())
         if not self.runs and not self.problems:
             self.refuse(*self.nothing_left())
         if self.problems:
@@ -99,29 +99,26 @@ class _Expander:
         ordered = list(self.runs.values())
         if isinstance(self.sweep.order, Shuffle):
             random.Random(self.sweep.order.shuffle).shuffle(ordered)
-        formed = (
-            form_blocks(ordered, self.sweep, self.document, self.left_out_by) if with_blocks else []
-        )
-        compared = {run for block in formed for run in block.runs}
-        in_blocks = [run for run in ordered if run.id in compared or not with_blocks]
-        sustained = frozenset(self.sustained(in_blocks))
-        if self.problems:
-            raise self.error()
-        blocks = [
-            replace(block, sustained=tuple(run for run in block.runs if run in sustained))
-            for block in formed
-        ]
+        blocks: list[Block] = []
+        if with_blocks:
+            formed = form_blocks(ordered, self.sweep, self.document, self.left_out_by)
+            blocks = [
+                replace(block, sustained=tuple(run for run in block.runs if run in sustained))
+                for block in formed
+            ]
+        if self.document.problems:
+            raise InputError(self.document.problems)
         counts = (self.excluded, self.filtered, self.duplicates)
         return Expansion(ordered, *counts, blocks, sustained)
 
-    def sustained(self, runs: list[Run]) -> Iterator[str]:
+    def sustained(self) -> Iterator[str]:
         """Yield the ids of the runs that satisfy the condition of `blocks.sustained`."""
         keys = self.sweep.blocks.sustained if self.sweep.blocks is not None else None
         if keys is None:
             return
         path = ("blocks", "sustained", "where")
         where = None if keys.where is None else self.condition(keys.where, *path)
-        for run in runs:
+        for run in self.runs.values():
             values = {"run.benchmark": run.benchmark, **run.params}
             if where is None or self.holds(where, values, path):
                 yield run.id
@@ -197,8 +194,8 @@ class _Expander:
             for i, view in enumerate(getattr(self.sweep, key)):
                 name = self.benchmarks.of(view.benchmark).name
                 runs = [run for run in self.runs.values() if run.benchmark == name]
-                for path, what in view_problems(view, runs):
-                    self.refuse((key, i, *path), what)
+                for fault in below(run_faults(view, runs), key, i):
+                    self.refuse(fault.path, fault.what)
 
     def note_refusal(self, error: ValidationError, point: dict[str, Any], scope: DataPath) -> None:
         """Collect the errors of a combination that the benchmark rejects."""
@@ -239,7 +236,7 @@ class _Expander:
 
     def values_seen(self) -> str:
         """Return text that lists up to 20 values of each parameter in the filter."""
-        compared = self.filter.parameters if self.filter else set()
+        compared = self.filter.names if self.filter else set()
         seen: dict[str, dict[Any, None]] = {}
         for scope in self.scopes:
             for part in itertools.chain(*scope.groups):

@@ -7,11 +7,11 @@ from typing import Any
 
 from jobs.block import Block, block_id
 from jobs.code.short_names import as_in_runs
-from jobs.errors import ENOUGH, InputError, Problem, nearest
+from jobs.errors import nearest
 from jobs.formatting import format_scalar
 from jobs.run import Run
 from jobs.sweep.schema import Blocks, Sweep
-from jobs.sweep.strict_yaml import DataPath, Document
+from jobs.sweep.strict_yaml import Document
 
 LeftOutBy = Callable[[str, dict[str, Any]], str | None]  # of benchmark and parameters
 
@@ -23,30 +23,22 @@ def form_blocks(
 
     `left_out_by` returns the key of the sweep that leaves out a run with some parameters, if any.
     Runs whose benchmark has none of the interleaved parameters are in no block. None is sustained.
-    Raises InputError if runs cannot form a block.
+    If runs cannot form a block, the document, which has no errors before, has one.
     """
     if sweep.blocks is None or not (sweep.blocks.interleave or sweep.blocks.baseline):
         return []
-    former = _Former(sweep, sweep.blocks, document, left_out_by)
-    found = former.blocks(runs)
-    if former.problems:
-        raise InputError(former.problems[:ENOUGH])
-    return found
+    return _Former(sweep, sweep.blocks, document, left_out_by).blocks(runs)
 
 
 class _Former:
-    """Forms the blocks of one sweep, and collects the errors."""
+    """Forms the blocks of one sweep."""
 
     def __init__(self, sweep: Sweep, keys: Blocks, document: Document, left_out_by: LeftOutBy):
         self.sweep, self.keys, self.document = sweep, keys, document
         self.left_out_by = left_out_by
         self.baseline = {name: as_in_runs(value) for name, value in keys.baseline.items()}
         self.filter_hint = "; the filter must keep the baseline" if sweep.filter else ""
-        self.problems: list[Problem] = []
         self.all_baselines: list[Run] = []
-
-    def at(self, path: DataPath, what: str) -> None:
-        self.problems.append(Problem(self.document.at(("blocks", *path)), what))
 
     def blocks(self, runs: Iterable[Run]) -> list[Block]:
         groups: dict[str, list[Run]] = {}
@@ -56,17 +48,16 @@ class _Former:
         if not groups:
             listed = ", ".join(self.keys.interleave)
             what = f"blocks.interleave: no run has one of the parameters {listed}"
-            self.at(("interleave",), what)
-        paired = [run.params for members in groups.values() for run in members]
+            self.document.refuse(what, ("blocks", "interleave"))
+        every = [run for members in groups.values() for run in members]
         for name, wanted in self.baseline.items():
-            found = dict.fromkeys(params[name] for params in paired if name in params)
+            found = dict.fromkeys(run.params[name] for run in every if name in run.params)
             if found and wanted not in found:
                 hint = nearest(str(wanted), [format_scalar(each) for each in found])
                 what = f"blocks.baseline: no run has {name}={format_scalar(wanted)}{hint}"
-                self.at(("baseline", name), what + self.filter_hint)
-        if self.problems:
+                self.document.refuse(what + self.filter_hint, ("blocks", "baseline", name))
+        if self.document.problems:
             return []
-        every = [run for members in groups.values() for run in members]
         self.all_baselines = [run for run in every if self.is_baseline(run)]
         return [block for name, members in groups.items() for block in self.block(name, members)]
 
@@ -74,14 +65,15 @@ class _Former:
         """Yield the block of some runs. Yield nothing if they cannot be a block."""
         baselines = [run for run in members if self.is_baseline(run)]
         if len(baselines) != 1:
-            self.at(("baseline",), self.wrong_baseline(members, baselines))
+            what = self.wrong_baseline(members, baselines)
+            self.document.refuse(what, ("blocks", "baseline"))
             return
         baseline = baselines[0]
         for run in members:
             if run.shape != baseline.shape:
                 what = "blocks: the runs of a block must have the same resources, got"
                 each = (f"{one.shape} for {self.compared(one)}" for one in (run, baseline))
-                self.at((), f"{what} {' and '.join(each)}")
+                self.document.refuse(f"{what} {' and '.join(each)}", ("blocks",))
                 return
         ordered = (baseline, *(run for run in members if run is not baseline))
         yield Block(

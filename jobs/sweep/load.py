@@ -1,27 +1,28 @@
 """Loads a sweep file: load_sweep(Path("sweeps/flash.yaml"), overrides=["seq_len=[128,256]"]).
 
 The file is merged with its base file, a cluster file and the overrides of the command line. Then
-the models of the module `schema` check it. All errors are reported together.
+the models of the module `schema` check its types, and `checks` the rest. All errors are reported
+together.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from jobs.errors import InputError, Position, nearest
+from jobs.errors import ENOUGH, InputError, Position, Problem, nearest
 from jobs.sweep.benchmarks import Benchmark, Benchmarks, NoBenchmark, load_benchmark, short_name
-from jobs.sweep.context import Context
+from jobs.sweep.checks import sweep_faults
 from jobs.sweep.messages import problems_of
 from jobs.sweep.overrides import apply_override, remove_parameters, repeated_overrides
 from jobs.sweep.schema import AXES, Sweep
 from jobs.sweep.stock_sweeps import sweep_file
 from jobs.sweep.strict_yaml import DataPath, Document, entries, parse
-from jobs.user_files import invalid_path
 
 CLUSTER_KEYS = ["slurm", "resources"]
 
@@ -54,8 +55,6 @@ def load_sweep(
         InputError: with all errors in the files, the overrides and the filter.
     """
     document = _read(sweep_file(path))
-    if not isinstance(document.data, dict) or (document.problems and not document.data):
-        raise InputError(document.problems)
     if "filter" in document.data:
         del document.data["filter"]
         what = "'filter' is not a key of a sweep file; use the option --where"
@@ -70,12 +69,15 @@ def load_sweep(
         document.place(("filter",), Position("--where"))
     # A value that cannot be parsed is None in the data. Report only the parsing error.
     unread = {problem.position for problem in document.problems}
+    found: list[Problem] = []
     try:
-        context = None if benchmarks is None else Context(benchmarks, document.data.get("cases"))
-        sweep = Sweep.model_validate(document.data, context=context)
+        sweep = Sweep.model_validate(document.data)
     except ValidationError as error:
         found = problems_of(error, document.data, document.at, Sweep)
-        document.problems += [problem for problem in found if problem.position not in unread]
+    faults = () if benchmarks is None else sweep_faults(document.data, benchmarks)
+    for fault in islice(faults, ENOUGH):
+        found.append(Problem(document.at(fault.path, fault.at_key), fault.what))
+    document.problems += [problem for problem in found if problem.position not in unread]
     if document.problems:
         raise InputError(document.problems)
     assert benchmarks is not None
@@ -91,7 +93,7 @@ def _apply_overrides(
     first = [argument for argument in overrides if argument.startswith("benchmark=")]
     for argument in first:
         apply_override(document, argument, [])
-    benchmarks = _benchmarks(document)
+    benchmarks = load_benchmarks(document)
     parameters = benchmarks.fields if benchmarks else []
     for argument in overrides:
         if argument not in first:
@@ -99,8 +101,11 @@ def _apply_overrides(
     return benchmarks
 
 
-def _benchmarks(document: Document) -> Benchmarks | None:
-    """Load the benchmarks of a sweep file and of its cases. Return None if that is impossible."""
+def load_benchmarks(document: Document) -> Benchmarks | None:
+    """Load the benchmarks of a sweep file and of its cases.
+
+    If that is impossible, return None, and add the errors to those of the file.
+    """
     own = document.data.get("benchmark")
     places: dict[Any, DataPath] = {own: ("benchmark",)} if isinstance(own, str) else {}
     for i, case in entries(document.data.get("cases")):
@@ -118,48 +123,33 @@ def _benchmarks(document: Document) -> Benchmarks | None:
 
 
 def _read(path: Path, above: tuple[str, ...] = ()) -> Document:
-    """Read a file, and merge it with its base file. On an error, the `data` may be no mapping.
+    """Read a file, and merge it with its base file.
 
-    `above` has the resolved paths of the files that inherit from this file.
+    `above` has the resolved paths of the files that inherit from this file. Raises InputError if
+    one of the files is no mapping: the errors that follow, such as a missing benchmark, mislead.
     """
-    document = Document(source=str(path))
-    if (invalid := invalid_path(document.source)) is None:
-        try:
-            document = parse(path.read_bytes(), document.source)
-        except OSError as error:
-            invalid = str(error.strerror)
-    if invalid is not None:
-        document.refuse(f"cannot be read: {invalid}")
-    elif document.data is None and not document.problems:
+    try:
+        document = parse(path.read_bytes(), str(path))
+    except (OSError, ValueError) as error:
+        what = f"cannot be read: {getattr(error, 'strerror', error)}"
+        raise InputError([Problem(Position(str(path)), what)]) from None
+    if document.data is None and not document.problems:
         document.data = {}
-    if not isinstance(document.data, dict):
-        if not document.problems:
-            what = f"the file must be a mapping of keys to values, got {_kind(document.data)}"
-            document.refuse(what)
-        return document
+    if not isinstance(document.data, dict) or (document.problems and not document.data):
+        if not document.problems:  # the content is not shown, because it may be a secret
+            document.refuse(f"the file must be a mapping, got {type(document.data).__name__}")
+        raise InputError(document.problems)
     if "base" not in document.data:
         return document
     chain = (*above, os.path.realpath(path))
     return _merge(_read(_base(document, path, chain), chain), document)
 
 
-def _kind(data: Any) -> str:
-    """Describe data of a wrong type. Its content is not shown, because it may be a secret."""
-    kinds = {list: "a list", dict: "a mapping", str: "a string", bool: "a boolean"}
-    found = (kind for type_, kind in kinds.items() if isinstance(data, type_))
-    return next(found, "null" if data is None else "a number")
-
-
 def _base(document: Document, path: Path, chain: tuple[str, ...]) -> Path:
-    """Remove the key `base` from a file. Return the path of the base file.
-
-    Raises InputError without it: the errors that follow, such as a missing benchmark, mislead.
-    """
+    """Remove the key `base` from a file. Return the path of the base file, or raise InputError."""
     base = document.data.pop("base")
     if not isinstance(base, str):
-        wrong = f"base must be a file name, got {_kind(base)}"
-    elif invalid := invalid_path(base):
-        wrong = f"base: {invalid}"
+        wrong = f"base must be a file name, got {base!r}"
     else:
         try:
             found = sweep_file(Path(base), path.parent)
@@ -177,7 +167,7 @@ def _base(document: Document, path: Path, chain: tuple[str, ...]) -> Path:
 def _read_cluster(path: Path) -> Document:
     """Read a cluster file. Report and remove other keys than CLUSTER_KEYS."""
     document = _read(path)
-    for key in list(document.data) if isinstance(document.data, dict) else ():
+    for key in list(document.data):
         if key not in CLUSTER_KEYS:
             what = f"{key!r} is not a key of a cluster file{nearest(key, CLUSTER_KEYS)}"
             document.refuse(what, (key,), key=True)
@@ -191,7 +181,7 @@ def _merge(under: Document, over: Document) -> Document:
     Mappings under the same key, such as `resources`, are merged key by key. A parameter that `over`
     sets in `fixed`, `grid` or `zip` is first removed from all three keys of `under`.
     """
-    data = under.data if isinstance(under.data, dict) else {}
+    data = under.data
     replaced: set[DataPath] = set()
     for axis in AXES:
         if isinstance(over.data.get(axis), dict):

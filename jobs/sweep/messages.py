@@ -1,58 +1,17 @@
-"""Turns the errors of pydantic into messages with positions in the sweep file.
-
-A validator raises errors with complete texts as faults.
-"""
+"""Turns the errors of pydantic into messages with positions in the sweep file."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails
 
 from jobs.errors import ENOUGH, Position, Problem, nearest, shown
 
-MOST = 8 * ENOUGH  # a value that may have several types can have so many errors
 _Path = tuple[str | int, ...]
-Faults = Iterator[InitErrorDetails]
-_AT_VALUE, _AT_KEY = "fault_of_value", "fault_of_key"  # types of errors whose text is complete
-
-
-def fault(what: str, *path: str | int, at_key: bool = False) -> InitErrorDetails:
-    """Return an error with a complete message, for `raise_faults`.
-
-    `path` leads from the value that is validated to the value with the error, or to its key.
-    """
-    error = PydanticCustomError(_AT_KEY if at_key else _AT_VALUE, "{what}", {"what": what})
-    return InitErrorDetails(type=error, loc=path, input=None)
-
-
-def raise_faults(faults: Iterable[InitErrorDetails]) -> None:
-    """Raise the faults of a value together, if there are any."""
-    found = list(islice(faults, MOST))
-    if found:
-        raise ValidationError.from_exception_data("sweep", found)
-
-
-def checked(handler: Callable[[Any], Any], value: Any, faults: Faults) -> Any:
-    """Validate a value by its type. Raise the errors of its type together with the faults."""
-    found = list(islice(faults, ENOUGH))
-    try:
-        value = handler(value)
-    except ValidationError as error:
-        found += [
-            InitErrorDetails(
-                type=PydanticCustomError(item["type"], "{msg}", {"msg": _expected(item)}),
-                loc=item["loc"],
-                input=item["input"],
-            )
-            for item in error.errors(include_url=False)[:MOST]
-        ]
-    raise_faults(found)
-    return value
 
 
 def wrong_value(name: str, value: Any, error: ValidationError) -> str:
@@ -85,9 +44,7 @@ def problems_of(
         if len(problems) + len(expected) >= ENOUGH:
             break
         path = _locate(item["loc"], data)
-        if item["type"] in (_AT_VALUE, _AT_KEY):
-            problems.append(Problem(at(path, item["type"] == _AT_KEY), item["msg"]))
-        elif item["type"] == "extra_forbidden":
+        if item["type"] == "extra_forbidden":
             problems.append(Problem(at(path, True), _unknown_key(path, model)))
         elif item["type"] == "missing":
             dotted = ".".join(map(str, (*path, item["loc"][-1])))

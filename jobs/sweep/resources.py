@@ -6,21 +6,14 @@ import re
 import unicodedata
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    Field,
-    PlainValidator,
-    ValidationError,
-    ValidationInfo,
-)
+from pydantic import AfterValidator, BaseModel, Field, PlainValidator, ValidationError
 
-from jobs.sweep.context import STRICT, Name, Positive, Scalar
 from jobs.sweep.messages import expected
+from jobs.sweep.value_types import STRICT, Name, Positive, Scalar
 
 # Options with which sbatch does not submit one job per job of the sweep, or does not print its id,
 # or with which the jobs lack their environment, their output or the warning of their time limit.
-_RESERVED = (
+RESERVED = (
     "array", "error", "export", "export-file", "help", "input", "output", "parsable", "signal",
     "test-only", "usage", "version", "wait", "wrap",
 )  # fmt: skip
@@ -39,21 +32,10 @@ def _one_line(value: Scalar) -> Scalar:
     return value
 
 
-def _no_nul(value: str) -> str:
-    if "\0" in value:
-        raise ValueError("text without a NUL character")
-    return value
-
-
-def _option(name: str, info: ValidationInfo) -> str:
-    """Return the name of an option with _ instead of -, as submitit has them.
-
-    An earlier version accepted some that are reserved now. Its manifests must stay readable.
-    """
+def _option(name: str) -> str:
+    """Return the name of an option with _ instead of -, as submitit has them."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
         raise ValueError("an option of sbatch without the leading --, such as mail-type")
-    if info.context is not None and name.replace("_", "-") in _RESERVED:
-        raise ValueError("another option; the submit command sets this one")
     return name.replace("-", "_")
 
 
@@ -101,7 +83,7 @@ class Slurm(_Strict):
     constraint: _Line | None = None
     exclude: _Line | None = None
     array_parallelism: Positive = 256
-    setup: list[Annotated[str, AfterValidator(_no_nul)]] = []
+    setup: list[str] = []
     srun_args: list[_Line] = []
     # Shell code that starts Python in the job. Default: the interpreter that submits.
     python: Annotated[str, Field(pattern=r"^\S[^\n\r]*$")] | None = None

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -20,7 +20,27 @@ DataPath = tuple[str | int, ...]
 MAX_NODES = 100_000
 MAX_DEPTH = 20
 MAX_INT = 2**64
-TOO_MANY = f"a file must have at most {MAX_NODES} keys and values, counting each use of an alias"
+
+
+class Fault(NamedTuple):
+    """An error at the value at a path, or at its key."""
+
+    what: str
+    path: DataPath
+    at_key: bool = False
+
+
+Faults = Iterator[Fault]
+
+
+def fault(what: str, *path: str | int, at_key: bool = False) -> Fault:
+    """Return an error at a path from the value that is checked."""
+    return Fault(what, path, at_key)
+
+
+def below(faults: Faults, *path: str | int) -> Faults:
+    """Yield the errors of a value that lies at a path."""
+    return (Fault(what, (*path, *inner), at_key) for what, inner, at_key in faults)
 
 
 @dataclass
@@ -84,36 +104,24 @@ def parse(content: str | bytes, source: str) -> Document:
     try:
         text = content.decode() if isinstance(content, bytes) else content
         loader = yaml.SafeLoader(text)
-    except UnicodeDecodeError as error:
-        before = error.object[: error.start].decode()
-        what = f"byte 0x{error.object[error.start]:02x} is not valid UTF-8; save the file as UTF-8"
-        document.problems.append(Problem(_place(source, before), what))
-        return document
-    except yaml.reader.ReaderError as error:
-        what = f"character U+{error.character:04X} is not allowed in YAML; remove it"
-        document.problems.append(Problem(_place(source, text[: error.position]), what))
-        return document
-    mark = None
-    try:
         node = loader.get_single_node()
         if node is not None:
             document.data = _Builder(document).build(node, ())
         return document
+    except UnicodeDecodeError as error:
+        at = _place(source, error.object[: error.start].decode())
+        what = f"byte 0x{error.object[error.start]:02x} is not valid UTF-8; save the file as UTF-8"
+    except yaml.reader.ReaderError as error:
+        at = _place(source, text[: error.position])
+        what = f"character U+{error.character:04X} is not allowed in YAML; remove it"
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        at = _marked(source, error.problem_mark or error.context_mark or loader.get_mark())
         what = "not valid YAML: " + " ".join(x for x in (error.context, error.problem) if x)
-    except RecursionError:
-        what = "not valid YAML: nested too deeply"
-    except _TooManyNodes as error:  # aliases count at each use
-        mark, what = error.args[0], TOO_MANY
-    except ValueError as error:  # PyYAML raises these for some invalid texts
+    except (RecursionError, ValueError) as error:  # PyYAML raises these for some invalid texts
+        at = _marked(source, loader.get_mark())
         what = f"not valid YAML: {error}"
-    document.problems = [Problem(_marked(source, mark or loader.get_mark()), what)]
+    document.problems = [Problem(at, what)]
     return document
-
-
-class _TooManyNodes(Exception):
-    """Raised with the position of the first node after MAX_NODES nodes."""
 
 
 def entries(data: Any) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -141,7 +149,6 @@ class _Builder:
 
     def __init__(self, document: Document):
         self.document = document
-        self.open: set[int] = set()  # ids of the nodes being built, to find recursive aliases
         self.count = 0  # number of nodes built so far
 
     def build(self, node: yaml.Node, path: DataPath, key_at: Position | None = None) -> Any:
@@ -157,21 +164,16 @@ class _Builder:
     def value(self, node: yaml.Node, path: DataPath) -> Any:
         self.count += 1
         if self.count > MAX_NODES:
-            raise _TooManyNodes(node.start_mark)
-        if len(self.open) > MAX_DEPTH:
+            what = f"more than {MAX_NODES} keys and values, counting each use of an alias"
+            raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark)
+        if len(path) > MAX_DEPTH:  # for example an alias inside the value that it refers to
             raise _Refused(f"values must not be nested more than {MAX_DEPTH} levels deep")
-        if id(node) in self.open:
-            raise _Refused("an alias inside the value that it refers to is not allowed")
         _refuse_tag(node)
         if isinstance(node, yaml.ScalarNode):
             return _scalar(node)
-        self.open.add(id(node))
         if isinstance(node, yaml.MappingNode):
-            result: Any = self.mapping(node, path)
-        else:
-            result = [self.build(child, (*path, i)) for i, child in enumerate(node.value)]
-        self.open.discard(id(node))
-        return result
+            return self.mapping(node, path)
+        return [self.build(child, (*path, i)) for i, child in enumerate(node.value)]
 
     def mapping(self, node: yaml.MappingNode, path: DataPath) -> dict[str, Any]:
         result: dict[str, Any] = {}

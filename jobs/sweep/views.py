@@ -1,16 +1,13 @@
-"""The keys `tables` and `plots` of a sweep file, which are views, and the names that tables show.
-
-A view is checked against the parameters of its benchmark, if the validation has a `Context`.
-"""
+"""The keys `tables` and `plots` of a sweep file, called views, and the names that tables show."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationInfo, model_validator
+from pydantic import BaseModel, Field
 
 from jobs.errors import TableError, nearest
 from jobs.published.columns import published_columns
@@ -18,9 +15,8 @@ from jobs.published.figures import Published, published_problems
 from jobs.run import Run
 from jobs.sweep.benchmarks import RESERVED, Benchmark, short_name
 from jobs.sweep.conditions import Condition, ConditionError, Names
-from jobs.sweep.context import STRICT, Context, Name, Positive, Scalar
-from jobs.sweep.messages import Faults, fault, raise_faults
-from jobs.sweep.strict_yaml import DataPath
+from jobs.sweep.strict_yaml import Faults, fault
+from jobs.sweep.value_types import STRICT, Name, Positive, Scalar
 
 # Names of the values that a table can show. `jobs.frame.metrics` computes the values.
 FACT = "fact."  # prefix for a fact, which is a result that the benchmark returned
@@ -103,21 +99,15 @@ class _View(BaseModel):
     def values(self) -> list[str]:
         return [self.value] if isinstance(self.value, str) else self.value
 
-    @model_validator(mode="after")
-    def _check(self, info: ValidationInfo[Context | None]) -> Self:
-        if info.context is not None:
-            raise_faults(self._faults(info.context))
-        return self
-
-    def _faults(self, context: Context) -> Faults:
-        used = {benchmark.name: benchmark for benchmark in context.used()}
-        own = context.benchmarks.own.name
-        name = own if self.benchmark is None else short_name(self.benchmark)
-        if name not in used:
+    def faults(self, own: Benchmark, used: Iterable[Benchmark]) -> Faults:
+        """Yield the errors in a view of a sweep with the benchmark `own`, whose runs use `used`."""
+        by_name = {benchmark.name: benchmark for benchmark in used}
+        name = own.name if self.benchmark is None else short_name(self.benchmark)
+        if name not in by_name:
             what = f"benchmark: no run of this sweep has benchmark {name!r}"
-            yield fault(what + nearest(name, list(used)), "benchmark")
+            yield fault(what + nearest(name, list(by_name)), "benchmark")
             return
-        benchmark = used[name]
+        benchmark = by_name[name]
         yield from self._own_faults(benchmark)
         for name in names_in_title(self.title or ""):
             if name not in benchmark.fields:
@@ -259,8 +249,8 @@ class Plot(_View):
             yield fault("against: name one phase, such as phase: forward", "against")
 
 
-def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[DataPath, str]]:
-    """Yield the path and message of each error of a table or plot on runs of its benchmark.
+def run_faults(view: Table | Plot, runs: Sequence[Run]) -> Faults:
+    """Yield the errors in a table or plot that only the runs of its benchmark show.
 
     `where` must be true or false for every run, unless it contains a value of records. A cell for
     published figures must not match several figures.
@@ -271,12 +261,12 @@ def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[Dat
     if view.where is not None:
         params = {name for run in runs for name in run.params}
         condition = Condition(view.where, Names(params, [DEVICE]))
-        if condition.recorded:  # needs records, which the runs may not have yet
+        if f"run.{DEVICE}" in condition.names:  # needs records, which the runs may not have yet
             return
         try:
             chosen = [run for run in runs if condition(run.params)]
         except ConditionError as error:
-            yield ("where",), str(error)
+            yield fault(str(error), "where")
     if not isinstance(view, Table):
         return
     for i, source in enumerate(view.published if chosen else ()):
@@ -287,4 +277,4 @@ def view_problems(view: Table | Plot, runs: Sequence[Run]) -> Iterator[tuple[Dat
         try:
             published_columns(source, dims, list(keys))
         except TableError as error:
-            yield ("published", i), str(error)
+            yield fault(str(error), "published", i)

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.sweep import context
 from jobs.sweep.benchmarks import Benchmarks, load_benchmark
 from jobs.sweep.conditions import Condition, ConditionError, Names
 
@@ -21,7 +20,8 @@ RUN |= {"run.status": "ok", "run.repeat": 2}
 
 def names_of(*benchmarks: str) -> Names:
     by_name = {name: load_benchmark(name) for name in benchmarks}
-    return context.names_of(Benchmarks(by_name[benchmarks[0]], by_name))
+    found = Benchmarks(by_name[benchmarks[0]], by_name)
+    return Names(found.fields, ["benchmark"], found.never_equals)
 
 
 TOY = names_of("tests.benchmarks.toy")
@@ -106,7 +106,7 @@ def test_values_without_order_are_an_error_not_false() -> None:
 )
 def test_a_value_that_it_can_have_is_none(text: str) -> None:
     """A value that a parameter can have, or a bound outside its range, is no error."""
-    assert Condition(text, TOY).parameters == {text.split()[0]}
+    assert Condition(text, TOY).names == {text.split()[0]}
 
 
 def test_none_is_a_word_where_the_parameter_has_this_word() -> None:

