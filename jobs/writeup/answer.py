@@ -14,11 +14,11 @@ An answer is a Markdown text with the names of numbers, each of which has one de
     speed(...)                   paired speedup of two runs with its interval
     by(PARAMETER, VALUES, ...)   `value` for each value of a parameter, see `Family`; with of=speed
                                  or of=state, that function
-    items(...)                   list that a run returned
+    items(...)                   list that a run returned, with key=FIELD as a dict by this field
     failure(...)                 how a run failed
     accounting.NAME(...)         functions of `systems.accounting`
     device                       kind of GPU, None without results
-    sci                          filter that formats small numbers
+    sci, commas                  filters that format small numbers, and large ones such as 16,384
     kernel                       filter that names a matmul kernel as people do
 
 A paragraph with a number that was not measured is left out. A statement of Jinja begins and ends in
@@ -165,6 +165,7 @@ _JINJA.globals = {"max": of_values(max), "min": of_values(min)}
 _JINJA.filters |= {
     "n": _n,
     "pct": _filter(lambda number, digits: f"{format_number(100 * number, digits)}%", 3),
+    "commas": _filter(lambda number, _: f"{number:,.0f}", 0),
     "sci": _filter(lambda number, digits: f"{number:.{digits - 1}e}", 2),
     "kernel": matmul_name,
 }
