@@ -170,7 +170,7 @@ def _add_pictures(view: DeviceView, study: Study, name: str | None, where: str |
             with suppress(TableError):  # this benchmark has no such parameter
                 view_of = Table(name="figures", benchmark=benchmark, where=where)
                 results += select(study.observation, view_of, study.results).results
-    figures, problems = run_pictures(results, study.observation.records, study.folder_of, name)
+    figures, problems = run_pictures(results, study.folder_of, name)
     view.figures += [
         replace(figure, title=f"{study.name}: {figure.title}", name=f"{study.name}-{figure.name}")
         for figure in figures
