@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -60,23 +59,11 @@ def make_document(
     own = dict.fromkeys(name for here in studies.values() for name in here if name not in used)
     if own:
         found.insert(0, _own_sweeps(own, studies))
-    _remove_dead_links(found)
     document = Document(found, registry, folders, notes, left_out)
     order = ["", *document.devices]
     for part in (part for result in found for part in result.parts):
         part.views.sort(key=lambda view: order.index(view.device))
     return document
-
-
-def _remove_dead_links(found: Iterable[ProblemResult]) -> None:
-    """Let links to problems that are left out be text."""
-    anchors = {anchor for result in found for anchor in result.problem.anchors}
-
-    def linked(link: re.Match[str]) -> str:
-        return link[0] if link[2] in anchors else link[1]
-
-    for view in (view for result in found for part in result.parts for view in part.views):
-        view.answer.text = re.sub(r"\[([^]]+)]\(#([^)]+)\)", linked, view.answer.text)
 
 
 def _part(problem: Problem, part: Part, studies: Studies, registry: Registry) -> PartResult:
