@@ -79,10 +79,10 @@ def texts(part: PartResult) -> dict[str, str]:
 
 
 def unpacked(page: str, name: str) -> Any:
-    """Return figures and the data of records ("data") or the HTML of tables ("cells") of a page."""
-    found = re.search(rf'id="packed-{name}">([^<]*)<', page)
+    """Return the figures, the records or the HTML of the tables of a page."""
+    found = re.search(r'id="packed">([^<]*)<', page)
     assert found is not None
-    return json.loads(gzip.decompress(base64.b64decode(found[1])))
+    return json.loads(gzip.decompress(base64.b64decode(found[1])))[name]
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_two_devices_have_a_plot_and_figures_each(
     # The figures of the other device are only in the page.
     assert len(files) == 2 and all(file.is_file() for file in files)
     assert files[1].read_bytes() == PNG + H100.encode()
-    figures = unpacked(html_report(result), "data")["figures"]
+    figures = unpacked(html_report(result), "figures")
     shown_pngs = [unquote_to_bytes(each).partition(b",")[2] for each in figures[1::2]]
     assert shown_pngs == [PNG + H100.encode(), PNG + H200.encode()]
 
@@ -300,14 +300,14 @@ def test_every_number_shows_its_records(measured: ResultsFolder) -> None:
     text += '; {{ speed("forward", {"mode": "exact"}, size=1, mode="fast") }}'
     shown = document(problem(text, show=[Exhibit(table="toy")]), folders=[measured])
     page = html_report(shown)
-    data = unpacked(page, "data")
-    runs = {record["run"]: record for record in data["records"]}
+    records = unpacked(page, "records")
+    runs = {record["run"]: record for record in records}
     assert len(runs) == 3  # the missing run has no record
     ok_run = next(r for r in runs.values() if "size=1 mode=fast" in r["params"])
     assert ok_run["samples"] == [["forward", "3", "4.000", "4.000", "4.000", "4.000", "0"]]
     assert ok_run["replay"].startswith(f"python -m jobs replay {ok_run['run']} --in ")
     assert any("RuntimeError: as asked" in r["facts"].get("failure", "") for r in runs.values())
-    index = {r["params"].partition(" scale")[0]: i for i, r in enumerate(data["records"])}
+    index = {r["params"].partition(" scale")[0]: i for i, r in enumerate(records)}
     one, two = index["size=1 mode=fast"], index["size=1 mode=exact"]
     both = f"{one},{two}"
     for behind, number in (
@@ -327,7 +327,7 @@ def test_hostile_texts_are_shown_as_text(tmp_path: Path, folder: ResultsFolder) 
     answer = '{{ value("fact.text", size=1) }}'
     shown = document(problem(answer, show=[Exhibit(table="t")]), folders=[folder])
     page = html_report(shown)
-    body = page.split("<!DOCTYPE html>")[1].split("<script")[0] + "".join(unpacked(page, "cells"))
+    body = page.split("<!DOCTYPE html>")[1].split("<script")[0] + "".join(unpacked(page, "tables"))
     assert "<script" not in body
     assert "<img" not in body and "<b>" not in body
     assert "&lt;script&gt;document.title" in body
