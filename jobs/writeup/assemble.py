@@ -217,6 +217,6 @@ def _own_sweeps(names: Iterable[str], studies: Studies) -> ProblemResult:
         part = Part(part=study.name, question=study.sweep.description, answer="")
         folder = "sweeps/cpu" if study.is_small else "sweeps"
         command = f"python -m jobs.submit {folder}/{study.name}.yaml" if study.is_stock else ""
-        parts.append(PartResult(part, study.name, command, views))
+        parts.append(PartResult(part, "", command, views))
     problem = Problem(id=OWN_SWEEPS, title="Your sweeps", parts=[each.part for each in parts])
     return ProblemResult(problem, parts)

@@ -145,7 +145,7 @@ def test_what_no_problem_shows_has_a_section_of_its_own(measured: ResultsFolder)
     of_other_sweep = problem(SPEED).model_copy(update={"sweep": "flash"})
     made = document(of_other_runs, derived, of_other_sweep, folders=[measured])
     (own,) = made.problems  # without results, nor what needs none
-    assert own.parts[0].study == "toy" and own.parts[0].views[0].tables
+    assert own.parts[0].part.part == "toy" and own.parts[0].views[0].tables
     assert made.left_out == 3
     assert document(problem(SPEED), of_other_sweep, folders=[measured]).left_out == 1
 
@@ -154,7 +154,7 @@ def test_failures_of_runs_that_a_part_does_not_ask_for(folder: ResultsFolder) ->
     """A failed study on a CPU is shown as a sweep of one's own, and fails no answer on GPUs."""
     folder.submit(load_sweep(ROOT / "sweeps" / "cpu" / "ddp.yaml"), failed("error"))
     (own,) = document(*read_problems(), folders=[folder]).problems
-    assert own.parts[0].study == "ddp" and own.parts[0].command.endswith("sweeps/cpu/ddp.yaml")
+    assert own.parts[0].part.part == "ddp" and own.parts[0].command.endswith("sweeps/cpu/ddp.yaml")
 
 
 def test_the_first_round_shows_the_figures_of_its_trial(folder: ResultsFolder) -> None:
