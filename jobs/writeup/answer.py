@@ -12,10 +12,10 @@ An answer is a Markdown text with the names of numbers, each of which has one de
     n, pct                       filters that format a number, or a fraction as a percentage
     sweep=NAME, benchmark=NAME   look into another study, or at the runs of one benchmark
     speed(...)                   paired speedup of two runs with its interval
-    by(PARAMETER, VALUES, ...)   `value` for each value of a parameter, see `Family`; with of=speed
-                                 or of=state, that function
     items(...)                   list that a run returned, with key=FIELD as a dict by this field
     failure(...)                 how a run failed
+                                 A list for an argument of these functions gives a `Family`: the
+                                 results by its values, such as value("time", size=["small", "xl"])
     accounting.NAME(...)         functions of `systems.accounting`
     device                       kind of GPU, None without results
     sci, commas                  filters that format small numbers, and large ones such as 16,384
@@ -39,7 +39,7 @@ from jinja2 import Environment, StrictUndefined, TemplateError
 
 from jobs.errors import TableError
 from jobs.formatting import counted, format_number
-from jobs.writeup.language import Missing, NotMeasured, of_values
+from jobs.writeup.language import Missing, NotMeasured, by_lists, of_values
 from jobs.writeup.lookups import AnswerLookups, published
 from jobs.writeup.matmul_names import matmul_name
 from jobs.writeup.problem import Part
@@ -95,13 +95,12 @@ def render_answer(
     """
     lookups = AnswerLookups(study, studies, registry)
     known: dict[str, Any] = {
-        "value": lookups.value,
-        "state": lookups.state,
-        "speed": lookups.speed,
-        "by": lookups.by,
-        "items": lookups.items,
-        "failure": lookups.failure,
-        "published": published,
+        "value": by_lists(lookups.value),
+        "state": by_lists(lookups.state),
+        "speed": by_lists(lookups.speed),
+        "items": by_lists(lookups.items),
+        "failure": by_lists(lookups.failure),
+        "published": by_lists(published),
         "accounting": _accounting(lookups),
         "device": device or None,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from statistics import median
 from typing import Any
 
@@ -20,7 +20,7 @@ from jobs.results.record import Record
 from jobs.status import Status
 from jobs.sweep.views import STATISTICS, units_of, unknown_value
 from jobs.writeup.coverage import ONCE, asked_cells
-from jobs.writeup.language import Family, Missing
+from jobs.writeup.language import Missing
 from jobs.writeup.studies import Registry, Study
 from jobs.writeup.traced import Recorded, Traced, marked
 
@@ -168,18 +168,6 @@ class AnswerLookups:
             said = f"({speedup.word})" if speedup.word else ""
         text = " ".join(filter(None, [ratio, interval, said]))
         return marked(text, self._use(study, run.all_records) | self._use(study, other.all_records))
-
-    def by(
-        self,
-        parameter: str,
-        values: Iterable[Any],
-        *given: Any,
-        of: Callable[..., Any] | None = None,
-        **params: Any,
-    ) -> Family:
-        """Return what a function, by default `value`, returns for each value of a parameter."""
-        function: Callable[..., Any] = of or self.value
-        return Family({each: function(*given, **params, **{parameter: each}) for each in values})
 
     def basis(self) -> str:
         """Return what the numbers of the answer rest on, such as the number of processes."""

@@ -260,13 +260,13 @@ def test_numbers_have_names_families_and_no_false_conditions(measured: ResultsFo
     numbers: dict[str, Any] = {
         "at": {"mode": "fast"},
         "one": 'value("time", "forward", size=1, **at)',
-        "modes": 'by("mode", ["fast", "exact"], "time", "forward", size=1)',
+        "modes": 'value("time", "forward", mode=["fast", "exact"], size=1)',
         "ratio": "modes / one",
-        "states": 'by("mode", ["fast", "exact"], of=state, size=2)',
+        "states": 'state(mode=["fast", "exact"], size=2)',
         "missing": 'value("time", "forward", size=2, mode="exact")',
         "is_slow": "missing > 1",
         "verdict": '"slow" if is_slow else "fast"',
-        "halves": 'modes / by("mode", ["fast", "exact"], "time", "forward", size=2)',
+        "halves": 'modes / value("time", "forward", mode=["fast", "exact"], size=2)',
     }
     text = (
         "{{ one | n(2) }} {{ ratio.exact | n(2) }} {{ max(ratio) | n(2) }}, {{ states.fast }}\n\n"
