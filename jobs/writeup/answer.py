@@ -14,15 +14,14 @@ An answer is a Markdown text with the names of numbers, each of which has one de
     speed(...)                   paired speedup of two runs with its interval
     items(...)                   list that a run returned, with key=FIELD as a dict by this field
     failure(...)                 how a run failed
-                                 A list for an argument of these functions gives a `Family`: the
-                                 results by its values, such as value("time", size=["small", "xl"])
     accounting.NAME(...)         functions of `systems.accounting`
     device                       kind of GPU, None without results
     sci, commas                  filters that format small numbers, and large ones such as 16,384
     kernel                       filter that names a matmul kernel as people do
 
-A paragraph with a number that was not measured is left out. A statement of Jinja begins and ends in
-one paragraph.
+A list in place of a value gives a `Family` of results: value("time", size=["small", "xl"]).small is
+that of size small. A paragraph with a number that was not measured is left out. A statement of
+Jinja begins and ends in one paragraph.
 """
 
 from __future__ import annotations

@@ -49,7 +49,10 @@ class Family(dict[Any, Any]):
 
 
 def by_lists(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that has a list instead of a value, and returns a family by its items."""
+    """Return a function for which a list in place of a value gives a family, by the list's items.
+
+    Several lists give families of families: positional arguments first, then keywords in order.
+    """
 
     def found(*given: Any, **named: Any) -> Any:
         arguments = dict[Any, Any](enumerate(given)) | named

@@ -262,6 +262,7 @@ def test_numbers_have_names_families_and_no_false_conditions(measured: ResultsFo
         "one": 'value("time", "forward", size=1, **at)',
         "modes": 'value("time", "forward", mode=["fast", "exact"], size=1)',
         "ratio": "modes / one",
+        "nested": 'value("time", ["forward"], mode=["fast", "exact"], size=1)',
         "states": 'state(mode=["fast", "exact"], size=2)',
         "missing": 'value("time", "forward", size=2, mode="exact")',
         "is_slow": "missing > 1",
@@ -269,11 +270,12 @@ def test_numbers_have_names_families_and_no_false_conditions(measured: ResultsFo
         "halves": 'modes / value("time", "forward", mode=["fast", "exact"], size=2)',
     }
     text = (
-        "{{ one | n(2) }} {{ ratio.exact | n(2) }} {{ max(ratio) | n(2) }}, {{ states.fast }}\n\n"
+        "{{ one | n(2) }} {{ ratio.exact | n(2) }} {{ max(ratio) | n(2) }}, "
+        "{{ nested.forward.exact }}, {{ states.fast }}\n\n"
         "{{ verdict }}\n\n{{ halves.fast | n }}\n\n{{ accounting.peak_flops('', 'fp32') }}"
     )
     answer = answer_of(text, measured, numbers=numbers)
-    assert without_marks(answer.text) == "4.0 2.0 2.0, oom"
+    assert without_marks(answer.text) == "4.0 2.0 2.0, 8.000, oom"
     assert (answer.missing, answer.impossible, answer.problem) == (4, 1, "")
 
 
