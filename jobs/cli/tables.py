@@ -130,9 +130,7 @@ def _draw(
     drawn, taken, shown = [], set[str](), list[Result]()
     try:
         plots = [Figure.of_plot(observation, plot, results) for plot in plots_of(sweep)]
-        pictures, left_out = run_pictures(
-            results, observation.records, lambda _: observation.folder
-        )
+        pictures, left_out = run_pictures(results, lambda _: observation.folder)
         for figure in (*plots, *pictures):
             drawing = figure.draw(taken, form)
             if drawing is None:

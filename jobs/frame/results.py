@@ -5,7 +5,7 @@ A kind of device is a GPU model or a type of CPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,7 @@ class Result:
     record: Record | None  # None if there is no record on this kind of device
     detail: str = ""  # why there is no record
     in_round: bool = False  # whether the record is of a complete round of a block
+    trial: Record | None = None  # that before the record, if this is the first round after it
 
     @property
     def outcome(self) -> Record | None:
@@ -43,6 +44,12 @@ class Result:
     def measurements(self) -> Measurements | None:
         """Measurements of the record. None if there is no record, or if the run failed."""
         return self.record.measurements if self.record else None
+
+    @property
+    def artifacts(self) -> str | None:
+        """The folder with the files of the run or its trial, relative to the results folder."""
+        records = (record for record in (self.record, self.trial) if record is not None)
+        return next((record.artifacts for record in records if record.artifacts is not None), None)
 
     @property
     def failure_text(self) -> str:
@@ -82,7 +89,7 @@ def list_results(observation: Observation) -> list[Result]:
     The record of the first round of a run in an allocation gets the facts of its trial.
     """
     selection = select_attempts(observation.records)
-    _add_facts_of_trials(observation.records, selection)
+    trials = _add_facts_of_trials(observation.records, selection)
     devices_of: dict[str, set[str]] = {}
     for run, _, device in (*selection.shown, *selection.withheld):
         devices_of.setdefault(run, set()).add(device)
@@ -106,10 +113,9 @@ def list_results(observation: Observation) -> list[Result]:
             withheld = selection.withheld.get((*task.key, device), "")
             why_not = "" if task.status.is_live else withheld
             if here is not None:
-                results += [
-                    Result(*place, record.status, record, in_round=selection.is_in_round(record))
-                    for record in here
-                ]
+                for record in here:
+                    in_round, trial = selection.is_in_round(record), trials.get(id(record))
+                    results.append(Result(*place, record.status, record, "", in_round, trial))
             elif not why_not and (len(devices) == 1 or task.record is None):
                 results.append(_as_observed(task, device))
             else:
@@ -125,38 +131,23 @@ def _rounds_after_the_fewest(observation: Observation) -> set[TaskKey]:
     return {t for block in blocks for t in block.all_tasks() if block.round_of(t) >= FEWEST_ROUNDS}
 
 
-def _add_facts_of_trials(records: Sequence[Record], selection: Selection) -> None:
+def _add_facts_of_trials(records: Sequence[Record], selection: Selection) -> dict[int, Record]:
     """Add the facts of a trial, such as those of its check, to the first shown round after it.
 
     The round has the same run, block, allocation and sources. Facts that it has itself are kept.
+    Return each trial by the identity of the record of its round.
     """
-    trials = {
-        tried(r): r.measurements.facts for r in records if is_thrown_away(r) and r.measurements
-    }
-    if not trials:
-        return
+    trials = {tried(record): record for record in records if is_thrown_away(record)}
     shown = [record for found in selection.shown.values() for record in found]
-    shown = [record for record in shown if selection.is_in_round(record)]
-    latest_first = sorted(shown, key=lambda record: record.started_at, reverse=True)
-    for place, record in {tried(record): record for record in latest_first}.items():
-        if record.measurements is not None:
-            record.measurements.facts.update(trials.get(place, {}) | record.measurements.facts)
-
-
-def with_artifacts(
-    results: Iterable[Result], records: Iterable[Record]
-) -> Iterator[tuple[Result, Record]]:
-    """Yield the results that have artifacts, each with the record that has them.
-
-    For the first round of a run in an allocation, this is the record of the trial before it.
-    """
-    trials = {tried(r): r for r in records if is_thrown_away(r) and r.artifacts is not None}
-    for result in results:
-        record = result.record
-        if record is not None and record.artifacts is None and result.in_round:
-            record = trials.pop(tried(record), None)
-        if record is not None and record.artifacts is not None:
-            yield result, record
+    shown = [record for record in shown if trials and selection.is_in_round(record)]
+    found = {}
+    for record in sorted(shown, key=lambda record: record.started_at):
+        if (trial := trials.pop(tried(record), None)) is None:
+            continue
+        found[id(record)] = trial
+        if trial.measurements is not None and record.measurements is not None:
+            record.measurements.facts.update(trial.measurements.facts | record.measurements.facts)
+    return found
 
 
 def _as_observed(task: TaskState, device: str) -> Result:

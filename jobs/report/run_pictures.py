@@ -8,7 +8,7 @@ from pathlib import Path
 from jobs.code.short_names import short_names
 from jobs.errors import shown
 from jobs.formatting import format_scalar, on_one_line
-from jobs.frame.results import Result, with_artifacts
+from jobs.frame.results import Result
 from jobs.report.figures import Figure
 from jobs.results.record import Record
 from jobs.run import varying
@@ -20,10 +20,7 @@ _PNG = b"\x89PNG"  # first bytes of a PNG file
 
 
 def run_pictures(
-    results: Iterable[Result],
-    records: Iterable[Record],
-    folder_of: Callable[[Record], Path],
-    name: str | None = None,
+    results: Iterable[Result], folder_of: Callable[[Record], Path], name: str | None = None
 ) -> tuple[list[Figure], list[str]]:
     """Return the pictures of runs, and what is wrong with those that are left out.
 
@@ -32,14 +29,15 @@ def run_pictures(
     are several.
 
     Args:
-        records: all records, also those of trials, which can have the artifacts of a round.
         folder_of: returns the results folder of a record.
         name: file name without suffix. None: all.
     """
     found: dict[tuple[str, str, str], tuple[Result, Stack | Spans | bytes]] = {}
     left_out = []
-    for result, record in with_artifacts(results, records):
-        pictures, problems = pictures_of(record, folder_of(record))
+    for result in results:
+        if result.record is None or result.artifacts is None:
+            continue
+        pictures, problems = pictures_of(folder_of(result.record), result.artifacts)
         left_out += [f"a picture is left out: {problem}" for problem in problems]
         for stem, content in pictures.items():
             if name in (None, stem):
@@ -61,13 +59,16 @@ def run_pictures(
     return figures, left_out
 
 
-def pictures_of(record: Record, folder: Path) -> tuple[dict[str, Stack | Spans | bytes], list[str]]:
+def pictures_of(
+    folder: Path, artifacts_of: str
+) -> tuple[dict[str, Stack | Spans | bytes], list[str]]:
     """Return the pictures of a run by name, and what is wrong with files that are left out.
 
+    `artifacts_of` is its folder of artifacts, relative to the results folder.
     Of a picture with data, a PNG file is used only if the data are of another version or damaged.
     Files that are not in the results folder, or links, are left out.
     """
-    artifacts = (folder / str(record.artifacts)).resolve()
+    artifacts = (folder / artifacts_of).resolve()
     if not artifacts.is_relative_to(folder.resolve()):
         return {}, [f"{artifacts} is not in the results folder"]
     pictures: dict[str, Stack | Spans | bytes] = {}

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from jobs.errors import TableError, nearest
-from jobs.published.columns import published_columns
-from jobs.published.figures import Published, published_problems
+from jobs.published.figures import Published, published_columns, published_problems
 from jobs.run import Run
 from jobs.sweep.benchmarks import RESERVED, Benchmark, short_name
 from jobs.sweep.conditions import Condition, ConditionError, Names

@@ -12,17 +12,16 @@ An answer is a Markdown text with the names of numbers, each of which has one de
     n, pct                       filters that format a number, or a fraction as a percentage
     sweep=NAME, benchmark=NAME   look into another study, or at the runs of one benchmark
     speed(...)                   paired speedup of two runs with its interval
-    by(PARAMETER, VALUES, ...)   `value` for each value of a parameter, see `Family`; with of=speed
-                                 or of=state, that function
-    items(...)                   list that a run returned
+    items(...)                   list that a run returned, with key=FIELD as a dict by this field
     failure(...)                 how a run failed
     accounting.NAME(...)         functions of `systems.accounting`
     device                       kind of GPU, None without results
-    sci                          filter that formats small numbers
+    sci, commas                  filters that format small numbers, and large ones such as 16,384
     kernel                       filter that names a matmul kernel as people do
 
-A paragraph with a number that was not measured is left out. A statement of Jinja begins and ends in
-one paragraph.
+A list in place of a value gives a `Family` of results: value("time", size=["small", "xl"]).small is
+that of size small. A paragraph with a number that was not measured is left out. A statement of
+Jinja begins and ends in one paragraph.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from jinja2 import Environment, StrictUndefined, TemplateError
 
 from jobs.errors import TableError
 from jobs.formatting import counted, format_number
-from jobs.writeup.language import Missing, NotMeasured, of_values
+from jobs.writeup.language import Missing, NotMeasured, by_lists, of_values
 from jobs.writeup.lookups import AnswerLookups, published
 from jobs.writeup.matmul_names import matmul_name
 from jobs.writeup.problem import Part
@@ -95,13 +94,12 @@ def render_answer(
     """
     lookups = AnswerLookups(study, studies, registry)
     known: dict[str, Any] = {
-        "value": lookups.value,
-        "state": lookups.state,
-        "speed": lookups.speed,
-        "by": lookups.by,
-        "items": lookups.items,
-        "failure": lookups.failure,
-        "published": published,
+        "value": by_lists(lookups.value),
+        "state": by_lists(lookups.state),
+        "speed": by_lists(lookups.speed),
+        "items": by_lists(lookups.items),
+        "failure": by_lists(lookups.failure),
+        "published": by_lists(published),
         "accounting": _accounting(lookups),
         "device": device or None,
     }
@@ -165,6 +163,7 @@ _JINJA.globals = {"max": of_values(max), "min": of_values(min)}
 _JINJA.filters |= {
     "n": _n,
     "pct": _filter(lambda number, digits: f"{format_number(100 * number, digits)}%", 3),
+    "commas": _filter(lambda number, _: f"{number:,.0f}", 0),
     "sci": _filter(lambda number, digits: f"{number:.{digits - 1}e}", 2),
     "kernel": matmul_name,
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -60,23 +59,11 @@ def make_document(
     own = dict.fromkeys(name for here in studies.values() for name in here if name not in used)
     if own:
         found.insert(0, _own_sweeps(own, studies))
-    _remove_dead_links(found)
     document = Document(found, registry, folders, notes, left_out)
     order = ["", *document.devices]
     for part in (part for result in found for part in result.parts):
         part.views.sort(key=lambda view: order.index(view.device))
     return document
-
-
-def _remove_dead_links(found: Iterable[ProblemResult]) -> None:
-    """Let links to problems that are left out be text."""
-    anchors = {anchor for result in found for anchor in result.problem.anchors}
-
-    def linked(link: re.Match[str]) -> str:
-        return link[0] if link[2] in anchors else link[1]
-
-    for view in (view for result in found for part in result.parts for view in part.views):
-        view.answer.text = re.sub(r"\[([^]]+)]\(#([^)]+)\)", linked, view.answer.text)
 
 
 def _part(problem: Problem, part: Part, studies: Studies, registry: Registry) -> PartResult:
@@ -170,7 +157,7 @@ def _add_pictures(view: DeviceView, study: Study, name: str | None, where: str |
             with suppress(TableError):  # this benchmark has no such parameter
                 view_of = Table(name="figures", benchmark=benchmark, where=where)
                 results += select(study.observation, view_of, study.results).results
-    figures, problems = run_pictures(results, study.observation.records, study.folder_of, name)
+    figures, problems = run_pictures(results, study.folder_of, name)
     view.figures += [
         replace(figure, title=f"{study.name}: {figure.title}", name=f"{study.name}-{figure.name}")
         for figure in figures
@@ -230,6 +217,6 @@ def _own_sweeps(names: Iterable[str], studies: Studies) -> ProblemResult:
         part = Part(part=study.name, question=study.sweep.description, answer="")
         folder = "sweeps/cpu" if study.is_small else "sweeps"
         command = f"python -m jobs.submit {folder}/{study.name}.yaml" if study.is_stock else ""
-        parts.append(PartResult(part, study.name, command, views))
+        parts.append(PartResult(part, "", command, views))
     problem = Problem(id=OWN_SWEEPS, title="Your sweeps", parts=[each.part for each in parts])
     return ProblemResult(problem, parts)

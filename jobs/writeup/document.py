@@ -166,7 +166,7 @@ class PartResult:
     """A part of a problem with everything that the document shows of it."""
 
     part: Part
-    study: str  # name of the study; "" if the answer needs no records
+    study: str  # name of the study of the answer; "" if there is none
     command: str  # measures the part; "" if the answer needs no records
     views: list[DeviceView]  # in the order of `Document.devices`
     failures: str = ""  # statuses of the runs, if none of them succeeded
@@ -193,16 +193,13 @@ class PartResult:
     @property
     def not_measured(self) -> str:
         """Text in place of the answer, if it is not measured. "" if there is an answer."""
-        is_own = any(view.of_sweep is not None for view in self.views)
-        if self.state is not State.missing or not self.study or is_own:
+        if self.state is not State.missing or not self.study:
             return ""
         if wrong := [view.answer.wrong for view in self.views if view.answer.wrong]:
             return wrong[0]
         if self.failures:
             return f"All runs of this answer failed ({self.failures})."
-        if not any(view.tables for view in self.views):
-            return "Not measured."
-        return "The runs of this answer are not measured. The tables show other runs of the study."
+        return "The runs of this answer are not measured."
 
 
 @dataclass

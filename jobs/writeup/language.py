@@ -48,6 +48,28 @@ class Family(dict[Any, Any]):
     __truediv__ = partialmethod(_each, calculate=operator.truediv)
 
 
+def by_lists(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function for which a list in place of a value gives a family, by the list's items.
+
+    Several lists give families of families: positional arguments first, then keywords in order.
+    """
+
+    def found(*given: Any, **named: Any) -> Any:
+        arguments = dict[Any, Any](enumerate(given)) | named
+        place = next((place for place, each in arguments.items() if isinstance(each, list)), None)
+        if place is None:
+            return function(*given, **named)
+
+        def at(value: Any) -> Any:
+            if place in named:
+                return found(*given, **named | {place: value})
+            return found(*given[:place], value, *given[place + 1 :], **named)
+
+        return Family({value: at(value) for value in arguments[place]})
+
+    return found
+
+
 def of_values(choose: Callable[..., Any]) -> Callable[..., Any]:
     """Return `max` or `min` for numbers, lists and families."""
 

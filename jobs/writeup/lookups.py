@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from statistics import median
 from typing import Any
 
@@ -20,7 +20,7 @@ from jobs.results.record import Record
 from jobs.status import Status
 from jobs.sweep.views import STATISTICS, units_of, unknown_value
 from jobs.writeup.coverage import ONCE, asked_cells
-from jobs.writeup.language import Family, Missing
+from jobs.writeup.language import Missing
 from jobs.writeup.studies import Registry, Study
 from jobs.writeup.traced import Recorded, Traced, marked
 
@@ -90,16 +90,19 @@ class AnswerLookups:
         is_open = state.is_live or state.runs_again_on_submit
         return self.missing_number() if is_open else str(state)
 
-    def items(self, path: str, sweep: str | None = None, **params: Any) -> Any:
+    def items(
+        self, path: str, key: str | None = None, sweep: str | None = None, **params: Any
+    ) -> Any:
         """Return the items of a list that a run returned, such as kernels.forward.
 
         Args:
             path: path of the list in the facts of the run.
+            key: field of the items by whose values they are returned, as a dict.
             sweep: name of the study. None: that of the part.
             params: parameters that select the run. Of several repeats, the first is used.
 
         Returns:
-            A list of dicts whose numbers know their record. NotMeasured if there is none.
+            Dicts whose numbers know their record. NotMeasured if there is no list.
         """
         study = self._named(sweep)
         record = self._record(f"items({path!r})", study, params, "ok")
@@ -109,7 +112,8 @@ class AnswerLookups:
         if not isinstance(fact, list):
             return self.missing_number()
         (number,) = self._use(study, [record])
-        return [{name: _traced(value, number) for name, value in item.items()} for item in fact]
+        found = [{name: _traced(value, number) for name, value in item.items()} for item in fact]
+        return found if key is None else {item[key]: item for item in found}
 
     def failure(self, status: str, sweep: str | None = None, **params: Any) -> Any:
         """Return how one run failed, as a dict of the fields of `failure` in its record.
@@ -164,18 +168,6 @@ class AnswerLookups:
             said = f"({speedup.word})" if speedup.word else ""
         text = " ".join(filter(None, [ratio, interval, said]))
         return marked(text, self._use(study, run.all_records) | self._use(study, other.all_records))
-
-    def by(
-        self,
-        parameter: str,
-        values: Iterable[Any],
-        *given: Any,
-        of: Callable[..., Any] | None = None,
-        **params: Any,
-    ) -> Family:
-        """Return what a function, by default `value`, returns for each value of a parameter."""
-        function: Callable[..., Any] = of or self.value
-        return Family({each: function(*given, **params, **{parameter: each}) for each in values})
 
     def basis(self) -> str:
         """Return what the numbers of the answer rest on, such as the number of processes."""

@@ -45,19 +45,18 @@ def html_report(document: Document) -> str:
     )
     # The records behind the page are known after it is rendered.
     data = {
+        "tables": page.tables,
         "figures": page.figures,
         "records": [details(study, record) for study, record in document.registry.entries],
     }
-    packed = {
-        "cells": json.dumps(page.tables),
-        "data": json.dumps(data, separators=(",", ":"), allow_nan=False),
-    }
-    scripts = "".join(
-        f'<script type="application/octet-stream" id="packed-{name}">{_pack(text)}</script>\n'
-        for name, text in packed.items()
-    )
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    packed = base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
     script = (here / "page.js").read_text()
-    return body.replace("<!-- scripts -->", f'{scripts}<script type="module">{script}</script>')
+    return body.replace(
+        "<!-- scripts -->",
+        f'<script type="application/octet-stream" id="packed">{packed}</script>\n'
+        f'<script type="module">{script}</script>',
+    )
 
 
 class _Page:
@@ -111,7 +110,3 @@ class _Page:
 
 def _button(records: str, html: str) -> str:
     return f'<button class="n" data-r="{records}">{html}</button>'
-
-
-def _pack(text: str) -> str:
-    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()

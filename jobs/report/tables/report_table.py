@@ -10,8 +10,7 @@ from jobs.code.short_names import as_in_runs
 from jobs.formatting import format_number, format_scalar
 from jobs.frame.results import Key, Result
 from jobs.frame.rows import Interval
-from jobs.published.columns import published_columns
-from jobs.published.figures import SEE
+from jobs.published.figures import SEE, published_columns
 from jobs.report.tables.list_table import make_list_table
 from jobs.report.tables.pivot import Pivot, make_pivot
 from jobs.report.tables.speedup import DIGITS, speedup_column, speedup_notes, text_notes

@@ -2,15 +2,10 @@
 const $ = (selector, node = document) => node.querySelector(selector);
 const all = (selector, node = document) => [...node.querySelectorAll(selector)];
 
-async function unpack(name) {
-  const bytes = Uint8Array.from(atob($(`#packed-${name}`).textContent), (c) => c.charCodeAt(0));
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
-}
-const once = (work) => { let result; return () => (result ??= work()); };
-const data = once(async () => JSON.parse(await unpack("data")));
-
-const cells = JSON.parse(await unpack("cells"));
-for (const table of all("table.data")) table.innerHTML = cells[Number(table.dataset.t)];
+const packed = Uint8Array.from(atob($("#packed").textContent), (c) => c.charCodeAt(0));
+const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+const { tables, figures, records } = await new Response(unpacked).json();
+for (const table of all("table.data")) table.innerHTML = tables[Number(table.dataset.t)];
 
 // ---- theme ------------------------------------------------------------------------------------
 const root = document.documentElement;
@@ -37,25 +32,24 @@ $("#sidebar").addEventListener("click", (event) => {
 // A part is shown if it has the chosen state and no other part contains more words of the search.
 // 16384 finds 16,384, and bf16 finds bfloat16.
 const searched = (text) => text.toLowerCase().replace(/(\d),(?=\d{3})/g, "$1").replaceAll("bfloat16", "bf16");
-const texts = new Map(all("article.part").map((part) => [part, new Map()])); // by kind of GPU
-for (const [part, ofPart] of texts) {
-  for (const each of all(".dot.by-device", $("#sidebar li"))) {
+const texts = new Map(); // of parts, on the chosen kind of GPU
+function textOf(part) {
+  if (!texts.has(part)) {
     const copy = part.cloneNode(true);
-    const others = all(".by-device", copy).filter((node) => !["", each.dataset.device].includes(node.dataset.device));
-    for (const node of others) node.remove();
-    ofPart.set(each.dataset.device, searched(copy.textContent));
+    for (const node of all(".by-device[hidden]", copy)) node.remove();
+    texts.set(part, searched(copy.textContent));
   }
+  return texts.get(part);
 }
-const chosen = { words: [], state: "", device: $(".dot:not([hidden])").dataset.device };
-const stateOf = (part) => part.dataset.states.split(";").find((each) => each.startsWith(`${chosen.device}=`))?.split("=").at(-1);
+const chosen = { words: [], state: "" };
 function select() {
   const { words, state } = chosen;
   const count = new Map(); // of the words in each part, or in the names of its problem
   for (const problem of all("section.problem")) {
     const names = `${problem.id} ${$("h2", problem).textContent} ${$(".names", problem).textContent}`.toLowerCase();
     for (const part of all("article.part", problem)) {
-      const isChosen = state === "" || stateOf(part) === state;
-      const found = words.filter((word) => names.includes(word) || texts.get(part).get(chosen.device).includes(word));
+      const isChosen = state === "" || $(`.question .${state}:not([hidden])`, part);
+      const found = words.filter((word) => names.includes(word) || textOf(part).includes(word));
       count.set(part, isChosen ? found.length : -1);
     }
   }
@@ -105,7 +99,8 @@ $("#devices")?.addEventListener("click", (event) => {
   if (device === undefined) return;
   for (const button of all("#devices button")) button.setAttribute("aria-pressed", String(button.dataset.device === device));
   for (const view of all(".by-device")) view.hidden = !["", device].includes(view.dataset.device);
-  Object.assign(chosen, { device, state: "" });
+  texts.clear();
+  chosen.state = "";
   select();
 });
 
@@ -125,15 +120,13 @@ window.addEventListener("afterprint", () => {
 
 // ---- figures ----------------------------------------------------------------------------------
 // All at once, because a page must have its figures before it is printed.
-data().then(({ figures }) => {
-  for (const image of all("img[data-f]")) {
-    image.addEventListener("load", () => {
-      image.style.setProperty("--natural", `${image.naturalWidth}px`);
-      image.closest("figure").classList.toggle("wide", image.naturalWidth > 900);
-    });
-    image.src = figures[Number(image.dataset.f)];
-  }
-});
+for (const image of all("img[data-f]")) {
+  image.addEventListener("load", () => {
+    image.style.setProperty("--natural", `${image.naturalWidth}px`);
+    image.closest("figure").classList.toggle("wide", image.naturalWidth > 900);
+  });
+  image.src = figures[Number(image.dataset.f)];
+}
 
 // ---- records ----------------------------------------------------------------------------------
 function element(tag, text = "", children = []) {
@@ -166,7 +159,6 @@ function shownRecord(record) {
 document.addEventListener("click", async (event) => {
   const number = event.target.closest("button.n");
   if (number) {
-    const { records } = await data();
     const behind = number.dataset.r.split(",").map((index) => records[Number(index)]);
     $("#records-title").textContent = `${number.textContent}: ${behind.length} record${behind.length > 1 ? "s" : ""}`;
     const note = number.closest(".answer") ? [element("p", "The number is computed from these records.")] : [];

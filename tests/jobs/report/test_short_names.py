@@ -94,7 +94,7 @@ def test_plots_comparisons_and_labels_show_short_names(
         ticks = [text.get_text() for text in axes.get_xticklabels()]
         lines = [str(line.get_label()) for line in axes.get_lines()]
         assert ["naive", "Mine"] in (ticks, lines)
-    pictures, _ = run_pictures(list_results(seen), seen.records, lambda _: folder.path)
+    pictures, _ = run_pictures(list_results(seen), lambda _: folder.path)
     titles = [picture.title for picture in pictures]
     assert titles == ["image (kernel naive)", "image (kernel Mine)"]
     other = shutil.copytree(folder.path, sources / "copy")
