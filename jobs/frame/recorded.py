@@ -39,7 +39,8 @@ def recorded_value(record: Record, name: str) -> str:
 def _commit(record: Record) -> str:
     """Return the commit of the measured code, such as `4bb999b` or `4bb999b-dirty+371f`.
 
-    This is the last entry of `environment.code`, or without one this project (`environment.git`).
+    This is the last entry of `environment.code`, or without one the other checkout, or this project
+    (`environment.git`).
     The first digits of the hash of their diff tell uncommitted changes apart.
     """
     entry = _code_entry(record)
@@ -57,7 +58,8 @@ def commit_or_reason(record: Record) -> str:
 
 
 def _code_entry(record: Record) -> dict[str, Any]:
-    entries = record.environment.get("code") or [record.environment.get("git") or {}]
+    known = record.environment
+    entries = known.get("code") or [known.get("checkout") or known.get("git") or {}]
     return dict(entries[-1])
 
 

@@ -210,10 +210,12 @@ def _add_points(line: Line, pivot: Pivot, across: Pivot | None, facet: Key, colu
         if cell is None or cell.number is None or row[:-1] != facet:
             continue
         text, interval = _text(pivot, row[-1:]), cell.interval
-        if interval is not None and cell.number > 0:  # a quantity that is not negative
-            interval = max(interval[0], 0.0), interval[1]
-        if interval is not None and interval[1] - interval[0] >= abs(cell.number):
-            interval = None  # of few processes: its line would fill the panel
+        if interval is not None:  # that of few processes would fill the panel
+            reach = abs(cell.number) / 2
+            low, high = (
+                min(max(end, cell.number - reach), cell.number + reach) for end in interval
+            )
+            interval = low, high
         if across is None:
             points.append((row[-1] if numeric else text, cell.number, interval, ""))
             continue

@@ -161,8 +161,7 @@ def aa_floor(blocks: Iterable[Sequence[Round]]) -> float | None:
     """
     from scipy.special import stdtrit
 
-    pairs = [[each.baseline for each in block if len(each.baseline) == 2] for block in blocks]
-    found = [[math.log(b) - math.log(a) for a, b in of_block] for of_block in pairs if of_block]
+    found = [logs for block in blocks if (logs := _aa_logs(block))]
     means = [abs(fmean(logs)) for logs in found]
     squares = [log * log for logs in found for log in logs]
     if len(squares) < 2:
@@ -175,15 +174,24 @@ def aa_floor(blocks: Iterable[Sequence[Round]]) -> float | None:
     return math.expm1(bound)
 
 
+def _aa_logs(rounds: Sequence[Round]) -> list[float]:
+    pairs = [each.baseline for each in rounds if len(each.baseline) == 2]
+    return [math.log(b) - math.log(a) for a, b in pairs]
+
+
 def floor_of_block(rounds: Sequence[Round], pooled: float | None) -> float | None:
     """Return the A/A floor that applies to a block.
 
     Blocks of other shapes or precisions can be much noisier than this one. So the floor of all
     blocks with the same phase and device (`pooled`, None if unknown) does not apply if that of the
-    block alone is smaller. Fewer rounds give a larger floor.
+    block alone is smaller. Fewer rounds give a larger floor. It is at least the mean difference
+    that the same code showed in this block.
     """
     known = [floor for floor in (aa_floor([rounds]), pooled) if floor is not None]
-    return min(known, default=None)
+    if not known:
+        return None
+    logs = _aa_logs(rounds)
+    return max(min(known), math.expm1(abs(fmean(logs))) if logs else 0.0)
 
 
 def established(verdicts: Sequence[Verdict]) -> list[bool]:
