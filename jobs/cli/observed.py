@@ -20,6 +20,7 @@ from jobs.results.latest import (
 from jobs.results.run_states import Observation, TaskState, observe
 from jobs.results.unreadable import BadLine
 from jobs.status import Status
+from jobs.sweep.run_sources import RunSources
 
 
 def observed(folder: Path | None, tell: bool = False) -> Observation:
@@ -46,9 +47,10 @@ def observed_in(places: list[Path]) -> Iterator[Observation]:
     What cannot be read is printed at the end.
     """
     bad: list[BadLine] = []
+    sources = RunSources()
     for folder in results_folders(places, bad):
         try:
-            seen = observe(folder.resolve())
+            seen = observe(folder.resolve(), sources)
         except CommandError as error:
             bad.append(BadLine(folder, 0, str(error)))
         else:

@@ -28,7 +28,7 @@ from jobs.results.unreadable import BadLine
 from jobs.results.worker_state import read_worker_end, read_worker_state
 from jobs.run import Run
 from jobs.status import JobState, JobStates, Status
-from jobs.sweep.run_sources import source_hashes
+from jobs.sweep.run_sources import RunSources, source_hashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ class Observation:
         return dict(Counter(task.status for task in self.tasks))
 
 
-def observe(folder: Path) -> Observation:
-    """Read a results folder.
+def observe(folder: Path, sources: RunSources | None = None) -> Observation:
+    """Read a results folder. With the same `sources`, several folders read the code only once.
 
     Raises:
         FileNotFoundError: if it does not contain submissions.
@@ -102,7 +102,8 @@ def observe(folder: Path) -> Observation:
     states = job_states(manifests, notes)
     records, bad_lines = read_records(folder)
     bad += bad_lines
-    hashes = source_hashes(run for manifest in manifests for run in manifest.runs.values())
+    runs = (run for manifest in manifests for run in manifest.runs.values())
+    hashes = source_hashes(runs, sources)
     records = present_last(records, hashes)
     best = best_attempts(records, lambda record: (record.run, record.repeat))
     latest_of = {  # the oldest are first

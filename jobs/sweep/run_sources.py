@@ -16,9 +16,9 @@ from jobs.run import Run
 from jobs.sweep.benchmarks import load_benchmark
 
 
-def source_hashes(runs: Iterable[Run]) -> dict[str, str | None]:
+def source_hashes(runs: Iterable[Run], sources: RunSources | None = None) -> dict[str, str | None]:
     """Return the hash of the present sources of each run, by run id. None: unknown."""
-    sources = RunSources()
+    sources = sources or RunSources()
     by_id = {run.id: run for run in runs}
     return {id: sources.source_hash(run) for id, run in by_id.items()}
 

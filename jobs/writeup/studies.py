@@ -16,6 +16,7 @@ from jobs.results.run_states import Observation, TaskState, observe
 from jobs.results.unreadable import UnreadableResults
 from jobs.status import Status
 from jobs.sweep.load import LoadedSweep, load_sweep
+from jobs.sweep.run_sources import RunSources
 from jobs.sweep.schema import Sweep
 from jobs.sweep.views import Plot, Table
 
@@ -91,9 +92,10 @@ def read_studies(folders: Iterable[Path]) -> tuple[Studies, list[str]]:
     by_name: dict[str, list[Observation]] = {}
     notes: list[str] = []
     unreadable: list[UnreadableResults] = []
+    sources = RunSources()
     for folder in folders:
         try:
-            observation = observe(folder)
+            observation = observe(folder, sources)
         except UnreadableResults as error:
             notes.append(f"{relative(folder)}: not in this report: {error}")
             unreadable.append(error)
