@@ -18,6 +18,7 @@ from jobs.sweep.views import Plot, Table
 from jobs.writeup.answer import Answer, render_answer
 from jobs.writeup.coverage import Coverage, asked_cells, coverage_on
 from jobs.writeup.document import (
+    OWN_SWEEPS,
     DeviceView,
     Document,
     PartResult,
@@ -29,7 +30,6 @@ from jobs.writeup.problem import Exhibit, Part, Problem
 from jobs.writeup.studies import Registry, Studies, Study
 
 AnyView = TypeVar("AnyView", Table, Plot)
-OWN_SWEEPS = "own_sweeps"  # anchor of the section with what no problem shows
 
 
 def make_document(
@@ -54,7 +54,7 @@ def make_document(
     ]
     with_results = [result for result in every if result.has_results]
     found = [r for r in every if with_results and (r.has_results or r.state is State.derived)]
-    left_out = len(every) - len(found)
+    left_out = len(every) - len(found) if found else 0
     used = {name for result in found for part in result.parts for name in part.shown_studies}
     own = dict.fromkeys(name for here in studies.values() for name in here if name not in used)
     if own:

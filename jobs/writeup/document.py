@@ -22,6 +22,7 @@ from jobs.writeup.problem import Part, Problem
 from jobs.writeup.studies import Registry, Study
 
 # Stand for, or follow, an answer without its numbers
+OWN_SWEEPS = "own_sweeps"  # anchor of the section with what no problem shows
 IMPOSSIBLE = "The runs of this answer have no numbers: memory ran out, or they are not supported."
 NO_NUMBERS = "The numbers of this answer are not measured on this device."
 SOME_NUMBERS = "Some numbers of this answer are not measured on this device."
@@ -264,6 +265,17 @@ class Document:
     folders: list[str]  # paths of the results folders
     notes: list[str]  # on results that could not be read
     left_out: int = 0  # number of problems without results
+
+    @property
+    def is_own(self) -> bool:
+        """Whether all results are of sweeps of which no problem shows anything."""
+        return [each.problem.id for each in self.problems] == [OWN_SWEEPS]
+
+    @property
+    def title(self) -> str:
+        if self.is_own:
+            return "Measured results"
+        return "Systems for language models: the problems and their measured answers"
 
     @property
     def left_out_text(self) -> str:

@@ -13,7 +13,6 @@ from jobs.writeup.document import DeviceView, Document, PartResult, ProblemResul
 from jobs.writeup.traced import escaped, without_marks
 
 PLOTS = "plots"  # folder of the figures
-TITLE = "Systems for language models: the problems and their measured answers"
 TERMS: dict[str, str] = yaml.safe_load((Path(__file__).parent / "terms.yaml").read_text())
 
 
@@ -26,7 +25,7 @@ def markdown_report(document: Document, folder: Path) -> str:
     Raises:
         OSError: if a file cannot be written.
     """
-    blocks = [f"# {TITLE}", *_summary(document)]
+    blocks = [f"# {document.title}", *_summary(document)]
     for result in document.problems:
         blocks += _problem(result, folder)
     return "\n\n".join(filter(None, blocks)) + "\n"

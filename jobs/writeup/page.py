@@ -20,7 +20,7 @@ from jobs.formatting import counted
 from jobs.report.figures import Drawing
 from jobs.results.record import Record
 from jobs.writeup.document import Document, ShownTable
-from jobs.writeup.markdown import TERMS, TITLE
+from jobs.writeup.markdown import TERMS
 from jobs.writeup.record_details import details
 from jobs.writeup.traced import MARK
 
@@ -40,7 +40,6 @@ def html_report(document: Document) -> str:
         page=page,
         terms=TERMS,
         counted=counted,
-        title=TITLE,
         style=Markup((here / "page.css").read_text()),
     )
     # The records behind the page are known after it is rendered.

@@ -146,8 +146,9 @@ def test_what_no_problem_shows_has_a_section_of_its_own(measured: ResultsFolder)
     made = document(of_other_runs, derived, of_other_sweep, folders=[measured])
     (own,) = made.problems  # without results, nor what needs none
     assert own.parts[0].part.part == "toy" and own.parts[0].views[0].tables
-    assert made.left_out == 3
-    assert document(problem(SPEED), of_other_sweep, folders=[measured]).left_out == 1
+    assert made.is_own and made.left_out == 0
+    with_problem = document(problem(SPEED), of_other_sweep, folders=[measured])
+    assert not with_problem.is_own and with_problem.left_out == 1
 
 
 def test_failures_of_runs_that_a_part_does_not_ask_for(folder: ResultsFolder) -> None:
