@@ -42,7 +42,7 @@ class ExternalAttention:
 
     Raises:
         BadReference: if the reference names something that is not an attention function.
-        Exception: any exception that the code raises while it is imported.
+        Exception: any that the code raises while it is imported, or called to return a function.
     """
 
     def __init__(self, reference: str):
