@@ -74,11 +74,11 @@ def forward_splits(
 ) -> int:
     """Return the number of ranges into which the forward pass splits the keys.
 
-    A split lets several work items share a block of queries, one for each range of keys. The result
-    is 1 if all heads together have at least two blocks per multiprocessor. `n_programs` is batch *
-    heads, and `n_blocks` the blocks of queries per head. The last one processes n_tiles tiles of
-    keys. The others do too, or with a causal mask a number that is assumed to grow linearly with
-    the index of the block. `partial_bytes` is the size of the partial outputs of one range.
+    The result is 1 if all heads together have at least two blocks per multiprocessor. `n_programs`
+    is batch * heads, and `n_blocks` the blocks of queries per head. The last one processes n_tiles
+    tiles of keys. The others do too, or with a causal mask a number that is assumed to grow
+    linearly with the index of the block. `partial_bytes` is the size of the partial outputs of one
+    range.
     """
     if n_programs * n_blocks >= 2 * multiprocessors:
         return 1
@@ -107,10 +107,9 @@ def backward_splits(
 ) -> int:
     """Return the number of ranges into which the backward pass splits the queries.
 
-    A split lets several work items share a block of keys, one for each range of queries. The result
-    is 1 if all heads together have at least two blocks per multiprocessor. `n_programs` is batch *
-    heads of q / q_per_item, `n_blocks` the blocks of keys and `n_tiles` the tiles of 64 queries per
-    head. `q_per_item` are the heads of q of a work item.
+    The result is 1 if all heads together have at least two blocks per multiprocessor. `n_programs`
+    is batch * heads of q / q_per_item, `n_blocks` the blocks of keys and `n_tiles` the tiles of 64
+    queries per head. `q_per_item` are the heads of q of a work item.
     """
     if n_programs * n_blocks >= 2 * multiprocessors:
         return 1
