@@ -2,7 +2,7 @@
 
 Three forms are accepted:
 
-- a function `(q, k, v, is_causal)`, whose last parameter may also be named `causal`,
+- a function `(q, k, v, is_causal)`, whose last parameter may be named `causal`, or be missing,
 - a `torch.autograd.Function` with the same parameters of `apply`, as in assignment 2 of Stanford
   CS336,
 - a function without parameters that returns one of these, as the adapters of the assignment do.

@@ -77,8 +77,10 @@ class Launch:
     Args:
         kernel: triton.jit or gluon.jit function. Its parameters must be TMA descriptors, tensors,
             numbers and constants, in this order.
+        grid: up to three numbers of programs.
         numbers: values of the int and float parameters, in their order.
         constants: values of the constexpr parameters by name, in their order.
+        options: of Triton's compiler, such as num_warps.
     """
 
     __slots__ = ("_variants", "compiled", "constants", "grid", "kernel", "numbers", "options")
