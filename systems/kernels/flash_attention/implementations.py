@@ -28,7 +28,7 @@ ATTENTIONS: dict[str, Implementation] = {name: _FOUND[name] for name in NAMES}
 # Inputs with fewer FLOPs are launch-bound, and torch has less launch overhead than our kernels. The
 # FLOPs are those of forward and backward together, without a mask. Measured for one head on an H200
 # (logs/h200/flash):
-# - bfloat16, 128 to 1,024 tokens: 0.22 ms (median, as a host waits) with torch's fastest backend,
+# - bfloat16, 128 to 1,024 tokens: 0.22 ms of wall time (median) with torch's fastest backend,
 #   0.26 ms with flash_hopper.
 # - bfloat16, 16k tokens (2.4e11 FLOPs): 0.54 ms of GPU time with cuDNN, 0.27 ms with flash_hopper.
 # - float32, 4k tokens (1.5e10 FLOPs): 1.36 ms with torch's efficient backend, 0.17 ms with

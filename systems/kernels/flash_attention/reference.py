@@ -22,7 +22,7 @@ class AttentionReference(NamedTuple):
 
     Fields:
         out: output of attention, (..., n_queries, value_dim).
-        lse: (..., n_queries), natural-log log-sum-exp of the scaled scores; -inf without a key.
+        lse: (..., n_queries), natural-log log-sum-exp of the scaled scores, -inf if all are hidden.
         dq: gradient of q, (..., n_queries, head_dim).
         dk, dv: gradients of k and v, with their shapes.
     """
