@@ -2,7 +2,7 @@
 
 Three forms are accepted:
 
-- a function `(q, k, v, is_causal)`, whose last parameter may also be named `causal`,
+- a function `(q, k, v, is_causal)`, whose last parameter may be named `causal`, or be missing,
 - a `torch.autograd.Function` with the same parameters of `apply`, as in assignment 2 of Stanford
   CS336,
 - a function without parameters that returns one of these, as the adapters of the assignment do.
@@ -42,7 +42,7 @@ class ExternalAttention:
 
     Raises:
         BadReference: if the reference names something that is not an attention function.
-        Exception: any exception that the code raises while it is imported.
+        Exception: any that the code raises while it is imported, or called to return a function.
     """
 
     def __init__(self, reference: str):

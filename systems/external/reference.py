@@ -21,7 +21,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", re.ASCII)
 
 
 class BadReference(ValueError):
-    """Raised if a reference is malformed, or if its file or its name does not exist."""
+    """Raised if a reference is malformed, or names nothing or something of another kind."""
 
 
 @dataclass(frozen=True)

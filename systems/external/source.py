@@ -1,9 +1,8 @@
 """Checks of external code that read its source and do not execute it.
 
-A submission checks references such as `my_kernels/flash.py:MyFlash` before it starts jobs. To
-import the file would import torch, which takes seconds and is not needed on a login node. Therefore
-this module parses the source. It finds syntax errors, missing names, missing modules and signatures
-that do not fit. Other errors appear when a run imports the file.
+A submission checks references such as `my_kernels/flash.py:MyFlash` before it starts jobs. An
+import of the file would import torch, which takes seconds and which a login node may lack. Errors
+that `check_source` does not find appear when a run imports the file.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Kind:
     """A kind of implementation, and the parameters with which it is called."""
 
     what: str  # for messages
-    parameters: tuple[str, ...]  # names of the positional parameters that are passed
+    parameters: tuple[str, ...]  # names of the parameters that are passed
     required: int  # number of these parameters that every implementation must take
     is_function: bool = False  # True: a class must be a torch.autograd.Function
 
@@ -51,8 +50,9 @@ def check_source(reference: Reference, kind: str) -> None:
     """Check the source of an external implementation, of a kind in KINDS, without executing it.
 
     Raises:
-        BadReference: if the file or the name does not exist, if the file has a syntax error, if a
-            module that it imports is missing, or if the signature does not fit the kind.
+        BadReference: if the file or the name does not exist, if a file has a syntax error, if a
+            module or name that it imports is missing, if its package has the name of a package
+            of this project, or if the signature does not fit the kind.
     """
     path = reference.find()
     root = package_root(path)
@@ -179,8 +179,7 @@ def _definition(tree: ast.Module, name: str) -> Definition | None:
 def _check_imports(path: Path, tree: ast.Module, seen: set[Path]) -> None:
     """Check that the modules which a file imports exist, also those that local files import.
 
-    Imports inside functions, `try`, `if` and `with` are not checked. If a file changes sys.path,
-    none of its imports is checked.
+    Only imports that always run are checked, and none of a file that mentions sys.path.
     """
     if any(isinstance(n, ast.Attribute) and ast.unparse(n) == "sys.path" for n in ast.walk(tree)):
         return

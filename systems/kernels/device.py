@@ -12,7 +12,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 def runs_kernels(device: torch.device) -> bool:
-    """Return whether Triton kernels run on a GPU, or on a CPU with TRITON_INTERPRET=1."""
+    """Return whether Triton kernels run on a device: a GPU, or a CPU with TRITON_INTERPRET=1."""
     if device.type == "cuda":
         return True
     if not os.environ.get("TRITON_INTERPRET"):

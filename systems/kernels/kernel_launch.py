@@ -64,14 +64,12 @@ class Launch:
     The optional argument `maps` is a list of TMA descriptors, from `tensor_maps.TensorMaps`. All
     calls must use the same dtypes and the same device, which must be the current device.
 
-    A call returns a function that launches the kernel again on the same stream, with the same
-    numbers and with tensors at the same addresses. The first call of each variant returns None, and
-    so do calls in Triton's interpreter and within `compiling_only`.
-
     Triton compiles separate variants of a kernel for tensors with aligned and with unaligned
-    addresses. The first call of each variant is an ordinary Triton launch. Later calls skip
-    Triton's launch hooks, so tools that use these hooks, such as the profiler Proton, do not see
-    them.
+    addresses. The first call of each variant is an ordinary Triton launch, and returns None, as all
+    calls in Triton's interpreter and those that only compile. Later calls return a function that
+    launches the kernel again on the same stream, with the same numbers and with tensors at the same
+    addresses. They skip Triton's launch hooks if `triton_driver.direct_launch` supports the kernel,
+    so tools that use these hooks, such as the profiler Proton, do not see them.
 
     Raises:
         RuntimeError: if the installed version of Triton has a known fault.
@@ -79,8 +77,10 @@ class Launch:
     Args:
         kernel: triton.jit or gluon.jit function. Its parameters must be TMA descriptors, tensors,
             numbers and constants, in this order.
+        grid: up to three numbers of programs.
         numbers: values of the int and float parameters, in their order.
         constants: values of the constexpr parameters by name, in their order.
+        options: of Triton's compiler, such as num_warps.
     """
 
     __slots__ = ("_variants", "compiled", "constants", "grid", "kernel", "numbers", "options")

@@ -3,8 +3,8 @@
 The interpreter has these faults, which `mend_interpreter` corrects:
 - It stores bfloat16 as uint16, and tl.dot multiplies these numbers as integers.
 - It truncates float32 to bfloat16, where a GPU rounds to nearest.
-- It converts arrays of one element to integers, which NumPy 2.4 rejects, for example in
-  `range(0, tensor)`.
+- In releases before 3.8, it converts arrays of one element to integers, for example in
+  `range(0, tensor)`, which NumPy 2.4 rejects.
 - It patches `triton.language` again for every function that a kernel calls, which takes a third of
   the run time.
 """

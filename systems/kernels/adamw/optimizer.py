@@ -92,7 +92,8 @@ class FusedAdamW(Optimizer):
             indices of the parameter and the element, so they are the same on every device.
 
     Raises:
-        ValueError: if any option or parameter is invalid; the message names all of them.
+        ValueError: if any option or parameter is invalid; the message names all those of the first
+            such group.
     """
 
     _tables: dict[torch.device, Tables]  # tables of the last step
@@ -155,9 +156,9 @@ class FusedAdamW(Optimizer):
             RuntimeError: if a gradient is sparse, a parameter is not contiguous, or a gradient or
                 state tensor has another shape, dtype or device than its parameter requires; nothing
                 on that device is updated. After `p.data` has got another shape, delete
-                optimizer.state[p]. During a capture, also if `prepare` was not called before, if
-                tensors, their addresses or hyperparameters have changed since, or if a gradient is
-                not contiguous or lazily negated, which is copied.
+                optimizer.state[p]. During a capture, also if neither `prepare` nor `step` was
+                called before, if tensors, their addresses or hyperparameters have changed since, or
+                if a gradient is not contiguous or lazily negated, which is copied.
         """
         loss = None
         if closure is not None:

@@ -2,7 +2,7 @@
 
 `flash_attention` checks its inputs and selects an implementation, `flash_attention_packed` does the
 same for packed sequences, and `scaled_dot_product_attention` replaces torch's function of this
-name. The implementations themselves are functions (q, k, v, call), in the table `ATTENTIONS`.
+name. `ATTENTIONS` is the table of the implementations (see `call.Implementation`).
 """
 
 from systems.kernels.flash_attention.api import (

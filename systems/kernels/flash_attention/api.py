@@ -78,8 +78,8 @@ def flash_attention(
         implementation:
             auto            the fastest one measured: flash_hopper or flash_triton for large inputs
                             on an H100 or H200, sdpa for others, and for features that sdpa lacks
-                            the first of flash_hopper (if the inputs fill the GPU), flash_triton and
-                            naive that supports them (docs/attention.md has a table)
+                            the first of flash_hopper (if the inputs fill the GPU or can be split),
+                            flash_triton and naive that supports them (see docs/attention.md)
             naive           attention with the full score matrix in memory, in the inputs' dtype;
                             with one of the features below, in float32 or float64
             flash_pytorch   FlashAttention-2 in plain torch, written for readers; computes in
@@ -223,16 +223,14 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """Compute attention as `torch.nn.functional.scaled_dot_product_attention` does.
 
-    The arguments and the result are those of torch's function, so that it can be replaced:
+    The arguments, the result and the errors are those of torch's function, to replace it:
 
         torch.nn.functional.scaled_dot_product_attention = scaled_dot_product_attention
 
-    The first time that this function calls torch's function for a reason, it warns.
-
     `flash_attention(..., implementation="auto")` computes the result. torch's function itself is
-    called for a mask other than a causal one, for dropout, within transforms of torch.func, and for
-    arguments that `flash_attention` does not accept, for example nested tensors and batch
-    dimensions that broadcast. Errors are those of torch.
+    called for an attn_mask, for dropout, within transforms of torch.func, and for arguments that
+    `flash_attention` does not accept, for example nested tensors and batch dimensions that
+    broadcast. It warns the first time for each reason, except while torch.compile traces it.
     """
     options = is_causal, scale, enable_gqa
     reason = _fallback_reason(query, key, value, attn_mask, dropout_p, *options)

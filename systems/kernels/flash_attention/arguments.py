@@ -300,7 +300,7 @@ def check_kernel_inputs(
 ) -> None:
     """Check whether the Triton and Hopper kernels accept q, k and v of these properties.
 
-    `triton.launch.flash_forward` describes precision.
+    `triton.launch.flash_forward` describes precision. On a CPU, Triton's interpreter is patched.
 
     Raises:
         ValueError: if the inputs are invalid; the message lists all errors.

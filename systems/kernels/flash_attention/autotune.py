@@ -3,8 +3,8 @@
     python -m systems.kernels.flash_attention.autotune --heads 16 --seq-len 16384 --head-dim 64
 
 The search runs on the current GPU. It compiles a list of candidate tile sizes in parallel and
-measures each. A candidate is rejected if its results differ by more than rounding errors from those
-of the first that runs, which has the tile sizes of `triton.tile_table`.
+measures each, those of `triton.tile_table` first. A candidate is rejected if its results differ by
+more than rounding errors from those of the first that runs.
 
 The module `triton.choose_tiles` describes which calls of the kernels use the saved tile sizes, and
 which calls start a search themselves.

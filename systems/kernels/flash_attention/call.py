@@ -156,7 +156,7 @@ class Implementation(NamedTuple):
 
 
 def features(q: Tensor, k: Tensor, v: Tensor, call: Call) -> list[str]:
-    """Return the features of FEATURES that a call needs beyond a causal mask and a scale."""
+    """Return the features of FEATURES that a call needs."""
     if q.shape == k.shape == v.shape and call.is_plain:  # most calls
         return []
     is_packed = call.packing is not None

@@ -28,8 +28,8 @@ ATTENTIONS: dict[str, Implementation] = {name: _FOUND[name] for name in NAMES}
 # Inputs with fewer FLOPs are launch-bound, and torch has less launch overhead than our kernels. The
 # FLOPs are those of forward and backward together, without a mask. Measured for one head on an H200
 # (logs/h200/flash):
-# - bfloat16, 128 to 1,024 tokens: 0.19 ms (median) with torch's fastest backend, 0.28 ms with
-#   flash_hopper.
+# - bfloat16, 128 to 1,024 tokens: 0.22 ms of wall time (median) with torch's fastest backend,
+#   0.26 ms with flash_hopper.
 # - bfloat16, 16k tokens (2.4e11 FLOPs): 0.54 ms of GPU time with cuDNN, 0.27 ms with flash_hopper.
 # - float32, 4k tokens (1.5e10 FLOPs): 1.36 ms with torch's efficient backend, 0.17 ms with
 #   flash_triton. Head dimensions below 64 take torch's efficient backend as long as 64.
@@ -103,8 +103,8 @@ def _ahead_of_torch(q: Tensor, k: Tensor, v: Tensor, needs_more: bool) -> tuple[
         return ("flash_triton",)
     if head_dim > 128:
         return ("flash_hopper",) if _is_faster_above_128(q, k, v) else ()
-    # cuDNN, which sdpa can choose, is faster than flash_triton where both were measured
-    # (logs/h100/flash_leaderboard).
+    # flash_triton takes head dimensions below 64, where it was faster than cuDNN with one head
+    # (logs/h200/flash). It was not measured with grouped heads or another head dimension of v.
     return ("flash_hopper",) if needs_more else ("flash_hopper", "flash_triton")
 
 
@@ -117,11 +117,6 @@ def _is_faster_above_128(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def _fills_gpu(k: Tensor, call: Call) -> bool:
-    """Return whether backward of flash_hopper has work for all multiprocessors of the GPU.
-
-    A program of backward has 128 keys of one head of k, or 64 if head_dim is above 128. (Programs
-    with 96 keys are used only where that is estimated to be faster.) If there are few programs, the
-    queries may be split, unless they are packed or the mask has a left bound.
-    """
+    """Return whether backward of flash_hopper fills the GPU, or may split the queries to do so."""
     may_split = call.packing is None and call.window_left is None
     return may_split or fills_gpu(k.shape, multiprocessors(k.device.index))

@@ -22,7 +22,7 @@ class AttentionReference(NamedTuple):
 
     Fields:
         out: output of attention, (..., n_queries, value_dim).
-        lse: (..., n_queries), log-sum-exp (natural logarithm) of the scaled scores.
+        lse: (..., n_queries), natural-log log-sum-exp of the scaled scores, -inf if all are hidden.
         dq: gradient of q, (..., n_queries, head_dim).
         dk, dv: gradients of k and v, with their shapes.
     """
@@ -57,6 +57,7 @@ def attention_reference(
         q: (..., n_queries, head_dim), any float dtype.
         k, v: (..., n_keys, head_dim or value_dim), with the leading dimensions of q, or with fewer
             heads (see `naive.naive`).
+        dout: gradient of the output, (..., n_queries, value_dim).
         call: without packing.
     """
     if q.dim() > 2 and k.shape[-3] != q.shape[-3]:

@@ -8,7 +8,7 @@
     +---------+---------+----
       COLUMNS   COLUMNS
 
-A kernel is written for one *program*, which is executed by a few hundred threads together. A launch
+A kernel is written for one *program*, which 128 threads (by default) execute together. A launch
 starts a *grid* of programs with the same arguments. Programs run concurrently and in any order, so
 no program may wait for another. `tl.program_id` tells a program which part of the work it does.
 

@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 from systems.kernels.flash_attention.triton.work_splits import split_tiles
 
 SPLITS = (1, 2, 3, 4, 6, 8)  # numbers of splits to choose from
-# Measured on an H200. The estimated time of the forward pass has a median error of 3% and a maximum
-# error of 11%, for one causal head with head_dim 64 or 128 and 4k to 32k tokens. It was not checked
-# for the tiles of 64 keys of larger head dimensions.
+# Measured on an H200. The estimated time of the forward pass, without the host, has a median error
+# of 3% and a maximum error of 12%, for one causal head with head_dim 64 or 128 and 4k to 32k
+# tokens. It was not checked for the tiles of 64 keys of larger head dimensions.
 FORWARD_TILE_SECONDS = 1.5e-6  # time of one tile of keys
 PARTIAL_BYTES_PER_SECOND = 1.2e12  # throughput of writing and reading partial results
 # Time of the kernel that combines partial outputs, without reading and writing them (6 us), and of
@@ -34,7 +34,7 @@ SUM_SECONDS = 6e-6  # time until work items have written and read sums, without 
 # 0 to 3, this one gives the best estimates for one head. The backward estimate has no such term.
 FORWARD_ITEM_TILES = 2
 # Time of one step by head_dim, in seconds. Derived from the backward pass of 16 causal heads, which
-# takes 2.5 ms (head_dim 64) and 4.7 ms (128) with 16k tokens on an H200, and 2.8 ms (192) and
+# took 2.5 ms (head_dim 64) and 4.7 ms (128) with 16k tokens on an H200, and 2.8 ms (192) and
 # 3.4 ms (256) with 8k tokens on an H100, both by `backward.d256`.
 BACKWARD_STEP_SECONDS = {64: 1.3e-6, 128: 2.3e-6, 192: 2.8e-6, 256: 3.4e-6}
 BLOCK_Q = 64  # backward pass: number of queries per step
@@ -74,11 +74,11 @@ def forward_splits(
 ) -> int:
     """Return the number of ranges into which the forward pass splits the keys.
 
-    A split lets several work items share a block of queries, one for each range of keys. The result
-    is 1 if all heads together have at least two blocks per multiprocessor. `n_programs` is batch *
-    heads, and `n_blocks` the blocks of queries per head. The last one processes n_tiles tiles of
-    keys. The others do too, or with a causal mask a number that is assumed to grow linearly with
-    the index of the block. `partial_bytes` is the size of the partial outputs of one range.
+    The result is 1 if all heads together have at least two blocks per multiprocessor. `n_programs`
+    is batch * heads, and `n_blocks` the blocks of queries per head. The last one processes n_tiles
+    tiles of keys. The others do too, or with a causal mask a number that is assumed to grow
+    linearly with the index of the block. `partial_bytes` is the size of the partial outputs of one
+    range.
     """
     if n_programs * n_blocks >= 2 * multiprocessors:
         return 1
@@ -107,10 +107,9 @@ def backward_splits(
 ) -> int:
     """Return the number of ranges into which the backward pass splits the queries.
 
-    A split lets several work items share a block of keys, one for each range of queries. The result
-    is 1 if all heads together have at least two blocks per multiprocessor. `n_programs` is batch *
-    heads of q / q_per_item, `n_blocks` the blocks of keys and `n_tiles` the tiles of 64 queries per
-    head. `q_per_item` are the heads of q of a work item.
+    The result is 1 if all heads together have at least two blocks per multiprocessor. `n_programs`
+    is batch * heads of q / q_per_item, `n_blocks` the blocks of keys and `n_tiles` the tiles of 64
+    queries per head. `q_per_item` are the heads of q of a work item.
     """
     if n_programs * n_blocks >= 2 * multiprocessors:
         return 1

@@ -1,4 +1,4 @@
-"""Backward pass of FlashAttention-2 in Triton (Dao 2023, algorithm 2), in three launches.
+"""Backward pass of FlashAttention-2 in Triton (Dao 2023, algorithm 2).
 
 Q, K and V are the queries, keys and values, and O is the attention output. S = Q K^T are the
 scores, P is the softmax of the scaled scores, and L is their log-sum-exp. For a tensor X, dX is the
@@ -27,9 +27,8 @@ dkdv_kernel computes the transposed S^T and dP^T. Their products can then be use
 without a transposition, and they stay in registers. This also avoids a bug of Triton versions
 before 3.8 on Hopper GPUs (triton-lang/triton #9433).
 
-With few heads, there are too few programs to fill the GPU. The queries of dkdv_kernel or the keys
-of dq_kernel are then split into ranges, and a separate program processes each range. The programs
-write partial gradients in float32, and `combine_kernel.sum_kernel` adds them.
+If the queries of dkdv_kernel or the keys of dq_kernel are split into ranges (see `work_splits`),
+programs write partial gradients in float32, and `combine_kernel.sum_kernel` adds them.
 
 This module has delta_kernel and the functions that both other kernels use.
 

@@ -27,8 +27,7 @@ from systems.kernels.flash_attention.triton.work_splits import heads_in_l2, spli
 from systems.kernels.kernel_launch import Launch
 
 LOG2E = math.log2(math.e)
-# Largest bound of a window in the kernels, which add it to lengths in 32 bits. Longer sequences do
-# not fit in the memory of a GPU.
+# Largest bound of a window in the kernels, which add it to lengths in 32 bits
 MAX_WINDOW = 1 << 30
 MAX_SIMPLE_SOFTCAP = 512  # largest softcap for which the simple formula of tanh suffices
 
@@ -36,9 +35,9 @@ MAX_SIMPLE_SOFTCAP = 512  # largest softcap for which the simple formula of tanh
 def softcap_form(softcap: float | None) -> int:
     """Return the constant SOFTCAP of the kernels: 0 for no softcap, 1, or 2 for a precise tanh.
 
-    The simple formula of tanh has an absolute error near 2^-23, so the error of a capped score is
-    near softcap * 2^-22. Up to a softcap of 512 this is at most 2^-13, a quarter of the rounding
-    error of a float16 probability.
+    The simple formula of tanh has an absolute error near 2^-22, so that of a capped score is near
+    softcap * 2^-22. Up to a softcap of 512 this is at most 2^-13, a quarter of the rounding error
+    of a float16 probability.
     """
     if softcap is None:
         return 0

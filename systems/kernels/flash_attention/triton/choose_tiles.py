@@ -6,9 +6,9 @@ $XDG_CACHE_HOME/cluster-sweeps (by default ~/.cache/cluster-sweeps). Later proce
 and do not search. The environment variable FLASH_ATTENTION_AUTOTUNE=1 enables the search on all
 GPUs, and FLASH_ATTENTION_AUTOTUNE=0 disables it.
 
-A call does not search during CUDA graph capture or if there is not enough free memory for a search.
-It then uses the table. The module `launch` caches this choice, so later calls of the process with
-the same shapes also use the table.
+A call does not search with a softcap, during CUDA graph capture, or if there is not enough free
+memory for a search. It then uses the table. The module `launch` caches this choice, so later calls
+of the process with the same shapes also use the table.
 """
 
 from __future__ import annotations

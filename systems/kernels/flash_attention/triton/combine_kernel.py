@@ -1,7 +1,4 @@
-"""Kernels that combine the partial results of an attention pass.
-
-A pass with few heads has too few programs to fill the GPU. Its inner loop is then split into ranges
-(splits), and a separate program processes each range and writes a partial result.
+"""Kernels that combine partial results of an attention pass that is split (see `work_splits`).
 
     combine_kernel   averages partial outputs, weighted by their log-sum-exps (Flash-Decoding)
     sum_kernel       adds partial gradients

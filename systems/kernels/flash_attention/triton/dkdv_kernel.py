@@ -66,7 +66,7 @@ def _add_queries(
     HAS_RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, FP16X3: tl.constexpr,
     PRECISION: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
-    """Add one tile of queries to dK and dV of a block of keys (algorithm 2, lines 11 to 16).
+    """Add one tile of queries to dK and dV of a block of keys, or to one of them.
 
     Queries past the end of the sequence add nothing, because their q, dO, lse and delta are loaded
     as zeros. The rows of dK and dV for keys past the end are meaningless, and the caller does not

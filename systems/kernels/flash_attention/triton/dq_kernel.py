@@ -46,7 +46,7 @@ def _add_keys(
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
     SOFTCAP: tl.constexpr, MASKED: tl.constexpr, FP16X3: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add one tile of keys to dQ of a block of queries (algorithm 2, lines 11 to 15).
+    """Add one tile of keys to dQ of a block of queries.
 
     `dq` is the running value, scaled with FP16X3. `peak` has the largest magnitude so far of each
     row of dS (see `tile_ops.scaled`). `q` and `do` are operands of the block (see

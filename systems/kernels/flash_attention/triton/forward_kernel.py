@@ -17,9 +17,9 @@ the end. Keys that no query of the block sees are not loaded.
 With grouped heads (Ainslie et al. 2023, "GQA"), several heads of queries have the same head of keys
 and values. A softcap c replaces each scaled score s by c tanh(s / c), before the mask.
 
-With few heads, there may be fewer blocks of queries than multiprocessors. Then the keys are split
-into ranges, and a separate program processes each range. `combine_kernel` weights the partial
-outputs by their log-sum-exps (Flash-Decoding, Dao et al. 2023).
+If the keys are split into ranges (see `work_splits`), a program processes one range.
+`combine_kernel` weights the partial outputs by their log-sum-exps (Flash-Decoding, Dao et al.
+2023).
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.

@@ -1,9 +1,7 @@
 """Kernels that split a float32 tensor into two float16 tensors, its high half and its low half.
 
 The high half of a number is the number rounded to float16. The low half is the rounding error, also
-rounded to float16. The sum of the halves has a sign and 22 of the 24 significand bits of float32.
-Tensor cores multiply float16 numbers exactly, so `tile_ops.product` can compute a float32 matmul
-from the halves.
+rounded to float16. `tile_ops` explains their use.
 
 The range of float16 is small. So `parts_kernel` first divides each head by a power of two. The
 power of two depends on the largest magnitude of the head (its peak), which `peak_kernel` computes.

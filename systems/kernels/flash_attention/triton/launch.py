@@ -4,16 +4,14 @@ Number of kernel launches:
     forward   1 launch. 1 more to combine partial outputs if the keys are split into ranges.
     backward  3 launches: one for delta, one for dK and dV, and one for dQ. 1 more if dK and dV have
               separate launches. 1 more to add partial gradients if the inner loop of dkdv_kernel is
-              split into ranges, and 1 more if that of dq_kernel is.
+              split into ranges (2 if k and v have other head dimensions), and 1 more if that of
+              dq_kernel is. torch adds a gradient of the log-sum-exp.
     fp16x3    3 more in each pass to split the float32 inputs into float16 halves, if the inputs
               have the same sizes and strides. Otherwise, and for packed sequences, 1 more, and 2
               more for each input.
 
 The results do not depend on the order in which programs run. Equal inputs therefore give bitwise
 equal outputs and gradients.
-
-A launch plan (see the module `plans`) is cached for each combination of shapes, strides, dtypes,
-devices and options.
 
 On a CPU, the kernels run in Triton's interpreter if the environment variable TRITON_INTERPRET=1 is
 set.
@@ -62,8 +60,8 @@ def flash_forward(
             result of `work_splits.default_splits`.
 
     Returns:
-        out: (..., n_queries, value_dim), of q's dtype. If q is dense, the dimensions of out have
-            the same order in memory. Zero for a query that sees no key.
+        out: (..., n_queries, value_dim), of q's dtype, with the strides of `layout.output_strides`.
+            Zero for a query that sees no key.
         lse: natural-log log-sum-exp of the scaled scores, float32 (..., n_queries), contiguous;
             -inf for such a query.
 

@@ -21,7 +21,7 @@ from systems.kernels.flash_attention.triton.tile_ops import head_base
 
 LOG2E = tl.constexpr(1.4426950408889634)
 # Below this magnitude, tanh is computed from its series. The formula with exp2 would have an
-# absolute error of 2^-23, which is a large relative error of a small number.
+# absolute error near 2^-22, which is a large relative error of a small number.
 SERIES_BELOW = tl.constexpr(0.25)
 
 

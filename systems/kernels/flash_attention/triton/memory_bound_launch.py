@@ -3,10 +3,8 @@
 These kernels split float32 tensors into float16 halves, combine partial outputs, which flash_hopper
 does too, and add partial gradients.
 
-A launch is a `kernel_launch.Launch` object: a kernel with a fixed grid and fixed scalar arguments,
-to be called with tensors. It is valid for one device and one combination of dtypes. Each function
-that returns a launch caches its results by its arguments. Some of these functions therefore have an
-argument `device` or `dtype` that only separates the entries of the cache.
+A launch is a `kernel_launch.Launch` object, which is valid for one device and one combination of
+dtypes. Arguments `device` and `dtype` of the functions only separate the entries of their caches.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from systems.kernels.flash_attention.triton.layout import Layout
 from systems.kernels.flash_attention.triton.tile_table import MEMORY_BOUND_ELEMENTS, block_d
 from systems.kernels.kernel_launch import Launch
 
-# Maximum number of cached launches of each kernel. A plan for float32 needs up to three of one.
+# Maximum number of cached launches of each kernel. A plan for float32 needs up to four of one.
 MAX_LAUNCHES = 3 * MAX_PLANS
 
 

@@ -69,7 +69,6 @@ def search(
     # out and lse. The search for the forward pass fills them, and the backward pass reads them.
     outputs = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device="cuda")
     found = configuration(head_dim, dtype, precision)
-    # If dK and dV have separate launches, the tiles of both stay those of the table.
     names = ["forward", "dkdv", "dq"] if found.dv is None else ["forward", "dq"]
     prepare = functools.partial(_Candidate, (q, k, v, *outputs, dout), found, is_causal, precision)
     tries = {

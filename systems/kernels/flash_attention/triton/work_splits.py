@@ -19,9 +19,9 @@ MAX_SPLITS = 32
 def default_splits(n_programs: int, n_tiles: int, slots: int) -> int:
     """Return the number of ranges into which the inner loop of each program should be split.
 
-    The kernel then has about 2 * slots programs. There are at most 32 ranges. If there are several,
-    each except the last has at least 4 tiles. n_programs is without a split, n_tiles that of the
-    longest inner loop, and `slots` the number of programs that can run on the GPU at the same time.
+    The kernel then has about 2 * slots programs, if that needs at most 32 ranges of at least 4
+    tiles. n_programs is without a split, n_tiles that of the longest inner loop, and `slots` the
+    number of programs that can run on the GPU at the same time.
     """
     if n_programs == 0:
         return 1
@@ -68,8 +68,8 @@ def heads_in_l2(n_rows: int, head_dim: int, itemsize: int, n_programs: int) -> i
     """Return the number of heads whose data fit together in the L2 cache.
 
     All programs of a head loop over the same two tensors: keys and values, or queries and the
-    gradient of the output. Those of the result take at most 32 MiB together. It is at least 1 and
-    at most n_programs, the batch size times the number of heads.
+    gradient of the output. The result is at least 1 and at most n_programs, the batch size times
+    the number of heads.
     """
     head_bytes = max(1, 2 * n_rows * head_dim * itemsize)
     return max(1, min(n_programs, L2_BYTES // head_bytes))

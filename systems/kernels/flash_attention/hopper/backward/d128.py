@@ -351,10 +351,10 @@ def d128_backward_kernel(
 ):  # fmt: skip
     """Compute dQ, dK and dV with one warp-specialized program per work item.
 
-    A work item is a block of 128 keys of one head, with the queries that see these keys. The
-    arguments that are not listed below are described in `backward_kernel`. Their head_dim is 128
-    here instead of 64. The tensors of the TMA descriptors of Q, dO, K, V, dK and dV may have fewer
-    columns. The missing columns are read as zeros and are not written. PACKED must then be False.
+    The arguments that are not listed below are described in `backward_kernel`. Their head_dim is
+    128 here instead of 64. The tensors of the TMA descriptors of Q, dO, K, V, dK and dV may have
+    fewer columns. The missing columns are read as zeros and are not written. PACKED must then be
+    False.
 
     Grid: (n_items,), or with PACKED at least the number of work items. Launch with num_warps=4, the
     number of warps of consumer 0.

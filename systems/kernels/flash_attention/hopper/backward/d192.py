@@ -501,10 +501,9 @@ def d192_backward_kernel(
 ):  # fmt: skip
     """Compute dQ, dK and dV with one warp-specialized program per work item.
 
-    A work item is a block of 96 keys of one head, with the queries that see these keys. The
-    arguments that are not listed below are those of `backward.d128.d128_backward_kernel`. Their
-    head_dim is 192 here instead of 128. The tensors of the TMA descriptors may have fewer columns,
-    136 or more.
+    The arguments that are not listed below are those of `backward.d128.d128_backward_kernel`. Their
+    head_dim is 192 here instead of 128, and blocks have 96 keys. The tensors of the TMA descriptors
+    may have fewer columns, 136 or more.
 
     Args:
         q_desc, do_desc: TMA descriptors, with tiles of (1, 1, 64, 64).

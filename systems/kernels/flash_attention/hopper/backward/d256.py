@@ -14,8 +14,8 @@ A work item has 64 keys. dK and dV of 64 keys with 256 columns take 128 of the 2
 thread of two consumer warpgroups, and S^T, dP^T and dQ^T most of the others. So each consumer
 accumulates one half of the columns of dK and dV. It also computes this half of dQ. For all of this,
 a consumer needs P and dS of all 64 keys. Both consumers compute P and dS, each for itself: this is
-more work for the tensor cores, 7 matmuls instead of 5, but the consumers never wait for each other
-and exchange no data. In each step, a consumer issues its matmuls in this order:
+more work for the tensor cores, 7 matmuls instead of 5, but the consumers exchange no data. In each
+step, a consumer issues its matmuls in this order:
 
     first 64 columns of dQ^T of tile i - 1    S^T of tile i    other columns of dQ^T of tile i - 1
     dP^T, dV and dK of tile i
@@ -401,11 +401,10 @@ def d256_backward_kernel(
 ):  # fmt: skip
     """Compute dQ, dK and dV with one warp-specialized program per work item.
 
-    A work item is a block of 64 keys of one head, with the queries that see these keys. The
-    arguments that are not listed below are those of `backward.d128.d128_backward_kernel`. Their
-    head_dim is 256 here instead of 128. The tensors of the TMA descriptors may have fewer columns,
-    136 or more. With PACKED, they must have 256, or 192 if HIGH is 64. Those of V, dO and
-    dV have 128 if VALUE_HIGH is 0.
+    The arguments that are not listed below are those of `backward.d128.d128_backward_kernel`. Their
+    head_dim is 256 here instead of 128, and blocks have 64 keys. The tensors of the TMA descriptors
+    may have fewer columns, 136 or more. With PACKED, they must have 256, or 192 if HIGH is 64.
+    Those of V, dO and dV have 128 if VALUE_HIGH is 0.
 
     Args:
         q_desc, do_desc, k_desc, v_desc, dk_desc, dv_desc: TMA descriptors, with tiles of 64 rows.

@@ -1,9 +1,4 @@
-"""Kernel that runs before the Hopper kernels of the backward pass, and computes their inputs.
-
-For each query, it computes two numbers: the log-sum-exp in base 2, and -delta, where delta is
-rowsum(dO * O) minus the gradient of the log-sum-exp. It also writes zeros to the float32 tensors to
-which the backward kernels add gradients.
-"""
+"""Kernel that runs before the Hopper kernels of the backward pass, and computes their inputs."""
 
 # Kernel arguments have Triton's own types, which mypy does not know.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -27,7 +22,7 @@ def prepare_kernel(
     n_sequences, n_sums, HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
     PACKED: tl.constexpr, HAS_DLSE: tl.constexpr, DQ_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the inputs of the Hopper backward kernels: lse in base 2, -delta, and zeros for dQ.
+    """Compute lse in base 2 and -delta of each query, and write zeros to the sums of gradients.
 
     lse is the log-sum-exp of the scores of a query, and delta is rowsum(dO * O) - dlse. The
     gradient of a score is its probability times dP - delta, and the gradient of lse adds its

@@ -26,10 +26,9 @@ def times(a, b, layout: gl.constexpr, COLUMNS: gl.constexpr):
 def add_times(a, b, sum, COLUMNS: gl.constexpr, ADDS: gl.constexpr = True):
     """Issue the asynchronous WGMMAs of sum + a b^T, float32 (rows of a, rows of b).
 
-    There are two WGMMAs if COLUMNS is three quarters of the columns of the tiles, otherwise one.
-    The caller must wait for them before it uses the result. a and b are tiles in shared memory.
-    COLUMNS of them are multiplied: all or three quarters. Without ADDS, `sum` is zeros, which then
-    need no registers.
+    COLUMNS is all columns of the tiles a and b, or three quarters of them, which take two WGMMAs.
+    The caller must wait for them before it uses the result. The tiles are in shared memory, or a in
+    registers if COLUMNS is all. Without ADDS, `sum` is zeros, which then need no registers.
     """
     LOW: gl.constexpr = a.shape[1] // 2
     HIGH: gl.constexpr = a.shape[1] // 4
@@ -69,8 +68,8 @@ def hide(p, problem, item, first_key, first_query, KEY_AXIS: gl.constexpr):
     """Set the probabilities of a tile that belong to hidden or missing keys to zero.
 
     A key is hidden from a query if the mask excludes it. A key is missing if the tile extends past
-    the last key. The score of a missing key is 0, so its probability would be exp2(-lse). This
-    value may be inf, and the matmul for dQ would then compute inf * 0 = NaN. KEY_AXIS is the
+    the last key. Without packed sequences, its score is 0, so its probability would be exp2(-lse).
+    This may be inf, and the matmul for dQ would then compute inf * 0 = NaN. KEY_AXIS is the
     dimension of p with one index per key, 0 or 1.
     """
     QUERY_AXIS: gl.constexpr = 1 - KEY_AXIS

@@ -2,8 +2,8 @@
 
 A work item is a block of keys of one head of k and v, together with the queries that see these
 keys. If several heads of q have this head of k and v in common, a work item has the queries of
-Q_PER_ITEM of them, one head after another. If the queries are split into ranges, it has only those
-of one range. In each step, a consumer warpgroup processes a tile of 64 queries.
+Q_PER_ITEM of them, one head after another. If the queries are split into ranges (splits), it has
+only those of one range. In each step, a consumer warpgroup processes a tile of 64 queries.
 
 Up to head_dim 128, a block has 128 keys, and each of two consumers processes 64 of them. These 64
 keys are called a half of the work item. With larger head dimensions, a block has 96 keys
@@ -57,7 +57,7 @@ class BackwardProblem:
     PACKED: gl.constexpr
     SOFTCAP: gl.constexpr
     Q_PER_ITEM: gl.constexpr  # number of heads of q of a work item
-    ITEMS_PER_KV: gl.constexpr  # number of work items of a block of keys, one for each such heads
+    ITEMS_PER_KV: gl.constexpr  # number of work items with the same keys in each split
     DETERMINISTIC: gl.constexpr
     BLOCK_K: gl.constexpr  # number of keys of a work item
 
@@ -170,8 +170,8 @@ class WorkItem:
     from i + lower to i + upper. These bounds are set only if the problem is BOUNDED.
 
     Tiles that need a mask are processed first. These are the tiles in which some queries do not see
-    all keys of the work item, and all tiles if the work item has keys past the end. Without a left
-    bound, they are the first tiles.
+    all keys of the work item, and all tiles if the work item has keys past the end. If the problem
+    is BOUNDED, an incomplete last tile is one, too. Otherwise, they are the first tiles.
 
     If ASCENDING is True, tiles are processed in ascending order. With bounds, all have a mask then.
     """

@@ -3,9 +3,7 @@
 The kernel computes the same results as `triton.forward_kernel`, with the methods of
 FlashAttention-3 (Shah et al. 2024, sections 3.1 and 3.2).
 
-A work item is a block of CONSUMERS * 64 queries of one head, together with the keys that they see
-(see the module `forward.work`). If the keys are split into ranges, a work item has only the keys of
-one range. The warps of a program are:
+The module `forward.work` describes work items. The warps of a program are:
 
     producer     1 warp with few registers; loads tiles into shared memory with TMA
     consumer c   1 warpgroup (4 warps) for 64 of the queries; computes scores, softmax and output.
@@ -203,9 +201,8 @@ def _consumer(
         last = first + item.n_tiles - 1
         n = skip(item.n_tiles - end, n, first, last, barriers, STAGES, SHARED_RING)
 
-        # Tiles are processed from the last to the first. Without a left bound, only the tile that
-        # is processed first may need a mask, for the diagonal or the end of the keys. It is handled
-        # before the loop.
+        # Tiles are processed from the last to the first. Unless the problem is BOUNDED, only the
+        # first one processed may need a mask, for the diagonal or the end of the keys.
         place = place_of_keys(n, first, SHARED_RING)
         slot = place % STAGES
         mbarrier.wait(k_full.index(slot), place // STAGES & 1)
@@ -367,9 +364,6 @@ def hopper_forward_kernel(
 ):  # fmt: skip
     """Compute attention and log-sum-exp with persistent, warp-specialized programs.
 
-    A work item is a block of CONSUMERS * 64 queries of one head, with the keys that they see. If
-    the keys are split into ranges (splits), a work item has the keys of one range.
-
     Grid: (number of programs,), any number; the programs share the work items. Launch with
     num_warps=4, the number of warps of consumer 0.
 
@@ -412,7 +406,8 @@ def hopper_forward_kernel(
         COLUMNS: columns of q and k that the matmuls use: 64, 96, 128, 192 or 256. The tensors may
             have fewer. Missing columns are read as zeros.
         VALUE_COLUMNS: the same of v and the output. Up to 128, it is 64, 96 or 128, and the tensors
-            may have fewer, but only if SPLIT is False. Missing columns are not written.
+            may have fewer, but only if SPLIT is False. Missing columns are not written. Above, it
+            is the number of columns of the tensors.
         MASKED: whether the last tile of keys may contain keys that some queries do not see.
         BOUNDED: whether the mask is given by left and right, and by LOWER_RIGHT. Otherwise, query
             i has the position of key i. True if PACKED is True. MASKED must then be True.

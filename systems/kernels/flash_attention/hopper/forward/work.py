@@ -1,8 +1,8 @@
 """Work items of the Hopper forward kernel: their queries and keys, and how programs take them.
 
 A work item is a block of CONSUMERS * 64 queries of one head, with the keys that they see. If the
-keys are split into ranges, a work item has the keys of one range. With packed sequences, the
-queries and keys of a work item belong to one sequence.
+keys are split into ranges (splits), a work item has the keys of one range. With packed sequences,
+the queries and keys of a work item belong to one sequence.
 """
 
 # Kernel arguments have Triton's own types, which mypy does not know.
