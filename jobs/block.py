@@ -9,8 +9,8 @@ Every second round has the reverse order of the one before, so that a steady cha
 affects all runs equally. After two rounds the order is rotated: the first process of a round starts
 from another state of the GPU than the others, and each process is first in turn.
 
-Before the rounds, each run is executed once in a trial, which is thrown away. It checks the output,
-and measures what all rounds must have in common, see `jobs.worker.turns`.
+Before the rounds, each run is executed once in a trial, whose times are thrown away, see
+`jobs.worker.turns`.
 """
 
 from __future__ import annotations

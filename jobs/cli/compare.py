@@ -79,8 +79,8 @@ def compare(
     a difference must also exceed a floor of about 5% on the same GPUs, 7% on others, and 25% on
     CPUs or if runs have no repeats. What differs between the folders is printed above the table.
 
-    Runs without times to compare are broken (measured before, but not after), wrong, fixed, new,
-    gone or not measured, see docs/verdicts.md.
+    Runs that failed more often than they were measured are broken. Runs without times to compare
+    are wrong, fixed, new, gone or not measured, see docs/verdicts.md.
 
     Exit code: 0 if no time is slower by more than the margin, with 95% confidence; 1 if one is,
     after the adjustment for the number of cells (Holm), or if a cell is broken or wrong; 2 if the

@@ -17,9 +17,9 @@ EXAMPLES = "3fa2"
 def logs(run: RunId, folder: In = None) -> None:
     """Print the output of a run and, if the run failed, the reason.
 
-    Shows the latest attempt. If the run has several repeats, shows a repeat that failed if there is
-    one, otherwise the repeat that finished last. If the run is in several folders, the folder of
-    the last submission is preferred. If the run has no log file, prints the output of its job.
+    Shows the attempt whose status `status` shows; of several repeats, one that failed if there is
+    one, otherwise the one that finished last. If the run is in several folders, the folder of the
+    last submission is preferred. If the run has no log file, prints the output of its job.
 
     While the run is running, also prints the command that follows its log file: tail -F PATH.
     """

@@ -65,9 +65,9 @@ def status(
     Prints the number of runs in each state: queued, running, missing, unknown (Slurm does not
     answer for its job), not_needed (a round of a block that was decided before, with rounds: auto),
     or the status with which a run ended (ok, oom, timeout, error, wrong, unsupported, killed,
-    preempted, cancelled). Then it lists the runs in other states than ok, queued, unknown and
-    not_needed, with the reason, or with --where all runs that satisfy the condition. Results of
-    older code are marked.
+    preempted, cancelled). Then it lists at most 30 runs, with the reason: those in other states
+    than ok, queued, unknown and not_needed, or with --where in any. Results of older code are
+    marked.
 
     Exit code: 0 if no run failed, 1 if a run failed or is missing. The states ok, oom, unsupported,
     queued, running, unknown and not_needed are not failures.

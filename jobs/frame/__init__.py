@@ -23,7 +23,7 @@ def load(
     A row is a run on one kind of device, in one phase such as forward. It summarizes all repeats
     or rounds of the run that tables show, and has the numbers of tables. A run that failed or is
     missing has one row, without a phase and without numbers. If only some repeats of a run failed,
-    these have a row of their own.
+    these have a row for each status.
 
     The columns are, see docs/results_folders.md:
 

@@ -39,9 +39,8 @@ def recorded_value(record: Record, name: str) -> str:
 def _commit(record: Record) -> str:
     """Return the commit of the measured code, such as `4bb999b` or `4bb999b-dirty+371f`.
 
-    This is the last entry of `environment.code`, or without one the other checkout, or this project
-    (`environment.git`).
-    The first digits of the hash of their diff tell uncommitted changes apart.
+    It is that of the last entry of `environment.code`, or else of the other checkout, or else of
+    this project. The first digits of the hash of their diff tell uncommitted changes apart.
     """
     entry = _code_entry(record)
     diff = str(entry.get("diff") or "")[:_DIFF_DIGITS]

@@ -75,7 +75,7 @@ class OtherCode:
 
 
 def find(text: str) -> OtherCode:
-    """Copy a git revision, or the folder of another checkout, to a temporary folder."""
+    """Copy a git revision or another checkout to a temporary folder. Raises CommandError."""
     root = repository_root(Path.cwd()) or repository_root(ROOT) or ROOT
     temporary = tempfile.TemporaryDirectory(prefix="against-")
     target = Path(temporary.name) / "code"

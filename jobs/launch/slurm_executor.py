@@ -234,8 +234,8 @@ def _script(manifest: Manifest, jobs: list[Job], place: int, digest: str) -> str
         # Slurm gives a job with --mem=0 all the memory of its nodes.
         "mem": f"{int(shape.mem_gb * 1024)}MB" if shape.mem_gb else None,
         **{name: getattr(slurm, name) for name in _OPTIONS},
-        # Slurm may send the warning signal 30 s early. For a short job, use a smaller value, so
-        # that the signal does not arrive before the worker has started.
+        # Slurm may send the warning signal a minute early. In a short job it is to come later, so
+        # that its worker has started.
         "signal_delay_s": signal_delay_s(job.timeout_min),
         "map_count": len(jobs) if len(jobs) > 1 else None,
         "array_parallelism": slurm.array_parallelism,
@@ -284,7 +284,7 @@ def checked(line: str) -> str:
 
 
 def cluster_of(slurm: Slurm) -> tuple[str, int]:
-    """Return the name of the cluster to which jobs go, and the maximum size of an array in it."""
+    """Return the cluster to which jobs go, and its largest array. Raises SlurmSilent."""
     wanted = str(slurm.additional_parameters.get("clusters", "")).lower()  # as Slurm does
     found = configuration(wanted)
     size = found.get("MaxArraySize", "")

@@ -66,7 +66,7 @@ def code_of(runs: Iterable[Run]) -> dict[str, Path]:
 
 
 def take(manifest: Manifest) -> Manifest:
-    """Copy the code into the results folder, and return the manifest with the snapshot."""
+    """Copy the code into the results folder. Return the manifest with it. Raises as `store`."""
     folder = manifest.folder / SNAPSHOTS
     folder.mkdir(parents=True, exist_ok=True)
     sources = _sources(manifest.folder)

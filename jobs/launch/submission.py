@@ -35,7 +35,7 @@ def start(prepared: Prepared, lock: SubmitLock) -> list[Record]:
         CommandError: if the submission is not possible, e.g. because a local queue or a debug run
             executes in the folder: two would disturb each other's timings.
         ResultsUnwritable: if a local or debug submission cannot write its records.
-        KeyboardInterrupt: if a local or debug submission was interrupted.
+        KeyboardInterrupt: if it was interrupted.
     """
     manifest, options = prepared.manifest, prepared.options
     if options.executor is Executor.slurm:

@@ -56,11 +56,10 @@ def _stages(record: Record, took: float) -> dict[str, float]:
 def hours(observation: Observation) -> list[Hours]:
     """Return the hours of each sweep in a results folder, in the order of the submissions.
 
-    An attempt is in the results if it is the latest ok attempt of its run, repeat and kind of
-    device, or the latest of all if none was ok. In a block, all attempts of the latest complete
-    execution of each round are, those of a round that a job is executing, and those of trials of
-    the same code on the same GPUs. Attempts with a status that is a failure, and those of an
-    outdated version of a benchmark, are not.
+    In the results are the best attempt of each run, repeat and kind of device, and in a block, all
+    attempts of the latest complete execution of each round, of a round that a job is executing, and
+    of trials of the same code on the same GPUs. Attempts with a status that is a failure, and those
+    of an outdated version of a benchmark, are not.
     """
     rows = {each.sweep.name: Hours(each.sweep.name) for each in observation.manifests}
     in_results = _in_results(observation)

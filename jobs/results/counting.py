@@ -1,7 +1,7 @@
 """The rule that decides which attempts of a run count.
 
-An attempt is one execution of a run. It leaves one record. Attempts with the present code are later
-than those with older code.
+An attempt is one execution of a run. Attempts with the present code are later than those with older
+code.
 
 1. Best attempt: of the attempts of one repeat of a run on one kind of device, the latest with
    status ok counts, or the latest if none is ok. With later code, an attempt that failed by itself

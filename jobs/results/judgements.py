@@ -19,7 +19,7 @@ class Judgement(BaseModel):
 
     rounds: int  # number of complete rounds
     cells: int
-    undecided: list[str]  # those of the cells whose verdict is unsure, such as `1a2b3c4d forward`
+    undecided: list[str]  # what is not decided, such as the cell `1a2b3c4d forward`
     margin: float | None  # that of the sweep; None: the default
     phases: list[str]  # that must be decided; empty: all but sustained ones
 

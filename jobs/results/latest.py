@@ -1,7 +1,7 @@
 """Finds the results folders in ./logs, and the folder of the last accepted submission.
 
-A submission is accepted when its local queue starts, or when Slurm accepts at least one of its job
-arrays. It then writes its folder to the file ./logs/.latest.json.
+A submission is accepted when its runs start on this machine, when Slurm accepts a job array of it,
+or when it has nothing to run. It then writes its folder to the file ./logs/.latest.json.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def latest_folder() -> Path | None:
 
 
 def folders_in(parent: Path, bad: list[BadLine] | None = None) -> list[Path]:
-    """Return the results folders in a folder and its folders, as logs/flash and logs/h200/flash."""
+    """Return the results folders in a folder and its folders, as logs/flash and logs/h200/flash.
+
+    Raises UnreadableResults if `parent` cannot be read.
+    """
 
     def names(folder: Path) -> list[str]:
         try:

@@ -104,7 +104,7 @@ class Manifest:
     command: str
     runs: dict[str, Run]
     jobs: list[Job]
-    done: list[tuple[str, int]]  # (run id, repeat) with earlier results, not submitted again
+    done: list[tuple[str, int]]  # (run id, repeat) not submitted: done, queued or running before
     provenance: dict[str, Any]
     force: bool = False
     keep_stale: bool = False  # whether results of older code count as done

@@ -144,7 +144,7 @@ class BlockPlace(_Part):
     size: int  # number of attempts in a complete execution
     baseline: bool  # whether the run is the baseline of the block
     second: bool = False  # whether it is the second attempt of the baseline in the round
-    trial: bool = False  # whether it is thrown away; `round` is then the round after the trial
+    trial: bool = False  # whether it is in a trial; `round` is then the round after the trial
 
 
 class Record(_Part):

@@ -79,7 +79,7 @@ def garbage_collection_paused() -> Iterator[None]:
 
 
 def read_records(folder: Path) -> tuple[list[Record], list[BadLine]]:
-    """Return all records of a results folder, oldest first, and the lines that cannot be read."""
+    """Return all records of a folder, oldest first, and bad lines. Raises UnreadableResults."""
     records: list[Record] = []
     bad: list[BadLine] = []
     shared: dict[str, Any] = {}

@@ -38,7 +38,7 @@ class TaskState:
     run: Run
     repeat: int
     status: Status
-    record: Record | None = None  # record of the latest ok attempt, or else of the latest attempt
+    record: Record | None = None  # of the best attempt, see `jobs.results.counting`
     detail: str = ""  # detail of the job's state, if the status is not from a record
 
     @property

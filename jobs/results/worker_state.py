@@ -1,7 +1,7 @@
 """Files in the folder of a job that say what its worker does, and how it ended.
 
 state.json        the run that the worker executes, and how often workers died in one
-worker_end.json   how the worker ended, only if it failed. The local queue writes the file.
+worker_end.json   how the worker died, if the local queue did not start another one
 worker            token of the worker that started last, see `claim_job`
 """
 
@@ -43,7 +43,7 @@ class WorkerState(BaseModel):
 
 
 class WorkerEnd(BaseModel):
-    """How a worker of a local submission ended, if it failed."""
+    """How a worker of the local queue died."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -74,7 +74,7 @@ def read_worker_state(job_folder: Path, bad: list[BadLine] | None = None) -> Wor
 
 
 def read_worker_end(job_folder: Path, bad: list[BadLine]) -> WorkerEnd | None:
-    """Return how the worker of a job failed, or None if no file says that it did."""
+    """Return how the last worker of a job died, or None if no file says that it did."""
     return read_json(job_folder / END, _END, bad)
 
 

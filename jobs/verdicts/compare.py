@@ -44,9 +44,8 @@ class Comparison:
     def exit_code(self) -> int:
         """0: nothing is more than the margin slower, with 95% confidence; 1: something is; 3: else.
 
-        A cell that is broken or wrong also gives 1, and one that is still to be measured 3. Cells
-        that are fixed, new or gone have no influence, and neither have runs that cannot be
-        measured.
+        A cell that is broken or wrong also gives 1, and one that is still to be measured 3. If no
+        times are compared, it is 0 with a cell that is fixed, else 3.
         """
         verdicts = _verdicts(self.cells)
         if any(established(verdicts)) or any(cell.verdict in FAILED for cell in self.cells):

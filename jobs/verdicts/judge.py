@@ -57,8 +57,8 @@ class Verdict:
     ratio: float  # candidate / baseline, geometric mean
     low: float | None  # 95% confidence interval of the ratio; None with a single round
     high: float | None
-    p: float | None  # two-sided p value of the ratio 1; None with a single round
-    rounds: int
+    p: float | None  # two-sided p value of the ratio 1; None with a single round, or few repeats
+    rounds: int  # of two folders: processes
     allocations: int
     floor: float | None  # relative difference that the same code shows; None: not measured
     # Whether the candidate is at most the margin slower, with a confidence of 95%.

@@ -112,7 +112,7 @@ class AgentReport(Message):
 class NodeReport(Message):
     """Result of one run on one node: what its processes reported, and how they ended."""
 
-    exit_code: int = 0  # of the agent or of the only process; 0 if it had to be killed
+    exit_code: int = 0  # of the agent or of the only process; 0 if it was stopped, or unknown
     agent: AgentReport | None = None  # None: there was no agent, or it ended without a report
     outcomes: list[Outcome] = []
     stacks: str = ""  # stacks of the processes at a hang or crash

@@ -1,10 +1,10 @@
 """The order in which a worker executes the runs of a block, and what each execution includes.
 
 Before the first round that a worker executes, it executes each run once in a trial. The trial
-checks the output, so that no round includes the check, and finds the longest hold and the values
-that all rounds share. Its times are thrown away: its first process starts from another state of the
-GPU, and its processes have holds of their own. On GPUs where an earlier worker tried the same code
-with the same libraries, it tries only the baseline, and runs that were not tried there.
+checks the output, so that no round includes the check, and finds the longest hold. Its times are
+thrown away: its first process starts from another state of the GPU, and its processes have holds of
+their own. On GPUs where an earlier worker tried the same code with the same libraries, only the
+baseline is tried, and runs that were not tried there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The worker: executes the runs of one job, one after another, inside the job's allocation.
 
-Only workers write records. A worker never imports torch. It starts each run in a new process,
-except with `--debug`. A run that crashes therefore does not affect its worker, which records how
-the run ended and starts the next run.
+Only workers write records. Except with `--debug`, a worker never imports torch, and starts each run
+in a new process. So a run that crashes does not affect its worker, which records how it ended.
 """
 
 from __future__ import annotations
@@ -181,7 +180,7 @@ class Worker:
         return is_decided(self.manifest, self.folder, block, done, self._late) or self._late
 
     def _seconds_left(self) -> float:
-        """Return the time until Slurm warns of the time limit, in seconds."""
+        """Return the time in which a further round may be executed, in seconds."""
         limit_min = self.job.timeout_min
         return self.started + 60 * limit_min - time.monotonic() - min(WARNING_S, 15 * limit_min)
 
