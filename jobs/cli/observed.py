@@ -66,6 +66,8 @@ def found_run(run: str, folder: Path | None) -> tuple[Observation, TaskState]:
     folders in ./logs. Of several repeats, one that failed is preferred, then one that was executed,
     then the last.
     """
+    if not run:
+        fail("RUN must be the first characters of a run id, got ''")
     found: list[tuple[Observation, TaskState]] = []
     with waiting_for("the results of the run to be read"):
         for path in [folder] if folder else _folders_with(run):

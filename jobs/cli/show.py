@@ -149,7 +149,7 @@ def _again(seen: Observation, task: TaskState, submitted: str) -> Iterator[str]:
     if task.status in (Status.ok, Status.unsupported):
         option = "--force"
     if submitted:
-        words = without_options(submitted, "--out", option)
+        words = [word for word in without_options(submitted, "--out") if word != option]
         command = shlex.join([*words, "--out", str(relative(seen.folder))])
         yield f"  {command} {option}".rstrip() + "    # its submission"
 

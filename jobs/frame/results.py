@@ -88,7 +88,7 @@ def list_results(observation: Observation) -> list[Result]:
 
     The record of the first round of a run in an allocation gets the facts of its trial.
     """
-    selection = select_attempts(observation.records)
+    selection = select_attempts(observation.records, observation.source_hashes)
     trials = _add_facts_of_trials(observation.records, selection)
     devices_of: dict[str, set[str]] = {}
     for run, _, device in (*selection.shown, *selection.withheld):

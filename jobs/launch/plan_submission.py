@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +30,6 @@ from jobs.launch.ranks import require_ranks, unlike_gpus
 from jobs.launch.resume import Counts, split
 from jobs.processes import command_line
 from jobs.results.counting import best, is_trial
-from jobs.results.judgements import Judgement
 from jobs.results.manifest import Executor, Manifest, new_id
 from jobs.results.record import Record, is_stale
 from jobs.results.record_reader import read_records
@@ -131,13 +130,14 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         [] if options.force else records,
         counts,
         live,
-        _decided(expansion.blocks, sweep, seen.judgements),
+        _decided(expansion.blocks, sweep, seen, is_usable),
         options.retry_failed,
+        now,
     )
     if options.only is not None:
         groups = [group for group in groups if not options.only.isdisjoint(group)]
     todo = [task for group in groups for task in group]
-    outcome = best(filter(counts, records), lambda record: (record.run, record.repeat))
+    outcome = best(list(filter(counts, records)), lambda record: (record.run, record.repeat), now)
     before = [outcome[task] for task in done]
     wanted = [runs[run] for run in dict.fromkeys(run for run, _ in todo)]
     if options.only is None:
@@ -235,15 +235,18 @@ def _require_candidates(loaded: LoadedSweep, expansion: Expansion) -> None:
 
 
 def _decided(
-    blocks: Iterable[Block], sweep: Sweep, judgements: Mapping[str, Judgement]
+    blocks: Iterable[Block], sweep: Sweep, seen: Observation, is_usable: Callable[[Record], bool]
 ) -> dict[str, int]:
     """Return after how many rounds blocks were decided on the same phases and margin, by id."""
     keys = sweep.blocks or Blocks()
     asked = (keys.margin, sorted(keys.phases))
+    # After an edit that was undone, the judgement is of other code than the rounds that count.
+    newest = {record.run: record for record in sorted(seen.records, key=lambda r: r.finished_at)}
     return {
         block.id: found.rounds
         for block in blocks
-        if block.auto and (found := judgements.get(block.id)) is not None
+        if block.auto and (found := seen.judgements.get(block.id)) is not None
+        if all(is_usable(newest[run]) for run in block.runs if run in newest)
         if found.is_decided and (found.margin, found.phases) == asked
     }
 

@@ -42,7 +42,7 @@ def attempt_columns(observation: Observation, chosen: list[TaskState]) -> dict[s
     the slowest rank. `chosen` are from `attempts_of`.
     """
     records = [task.record for task in chosen if task.record is not None]
-    selection = select_attempts(observation.records)
+    selection = select_attempts(observation.records, observation.source_hashes)
     shown = {id(result.record) for result in list_results(observation)}
     submitted = {task.key for task in observation.tasks}
     known = [run for manifest in observation.manifests for run in manifest.runs.values()]

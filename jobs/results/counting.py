@@ -4,8 +4,8 @@ An attempt is one execution of a run. Attempts with the present code are later t
 code.
 
 1. Best attempt: of the attempts of one repeat of a run on one kind of device, the latest with
-   status ok counts, or the latest if none is ok. With later code, an attempt that failed by itself
-   (oom, timeout, error, wrong) replaces it.
+   status ok counts, or the latest if none is ok. But if the present code ended by itself in another
+   way (unsupported, oom, timeout, error, wrong, a crash), this replaces results of older code.
 2. Rounds: the attempts of a run in a block count by rounds. An execution of a round is complete if
    it has an attempt of each of its runs. Of several complete executions of a round in one
    allocation, the latest counts. The best attempt counts while a run has no complete round.
@@ -32,7 +32,7 @@ its job, or of its best attempt on any device.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -44,6 +44,8 @@ from jobs.status import Status
 
 TaskOnDevice = tuple[str, int, str]  # run id, repeat, device
 Execution = list[Record]  # attempts in one execution of a round
+Hashes = Mapping[str, str | None]  # of the present code of each run, by run id; None: unknown
+NO_HASHES: Hashes = {}
 
 # Why an attempt is not shown
 INCOMPLETE = "its round is not complete"
@@ -67,18 +69,27 @@ DISTURBANCES = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw
 # ---- 1: the best attempt -------------------------------------------------------------------------
 
 
-def best(attempts: Iterable[Record], key: Callable[[Record], Any]) -> dict[Any, Record]:
-    """Return the best attempt for each value of `key`, of attempts ordered from the oldest."""
+def best(
+    attempts: Sequence[Record], key: Callable[[Record], Any], present: Hashes = NO_HASHES
+) -> dict[Any, Record]:
+    """Return the best attempt for each value of `key`, see rules 1 and 4.
+
+    Attempts are ordered, oldest first. `present` has the hash of the present code of each run.
+    """
+    wrong = wrong_code(attempts)
     found: dict[Any, Record] = {}
     for record in attempts:
         if is_thrown_away(record):
             continue
         known = found.get(place := key(record))
         if known is not None and known.status is Status.ok and record.status is not Status.ok:
-            by_itself = record.status.runs_again_on_retry
-            if not by_itself or record.source_hash == known.source_hash:
+            is_present = record.source_hash is not None and (
+                known.source_hash != record.source_hash == present.get(record.run)
+            )
+            if not is_present or (record.status.runs_again_on_submit and not _crashed(record)):
                 continue
-        found[place] = record
+        is_ok = record.status is Status.ok
+        found[place] = wrong.get(code_of(record), record) if is_ok else record
     return found
 
 
@@ -172,7 +183,7 @@ def judged_executions(attempts: Iterable[Record]) -> list[tuple[str, Execution]]
 
 def results_of(attempts: Sequence[Record]) -> list[Record]:
     """Return the attempts that count whatever their code is: what was measured was of use once."""
-    alone = best((record for record in attempts if record.block is None), task_of)
+    alone = best([record for record in attempts if record.block is None], task_of)
     counted = counted_executions(complete_executions(attempts))
     return [*alone.values(), *(record for _, execution in counted for record in execution)]
 
@@ -225,10 +236,10 @@ class Selection:
         same_code = any(record.source_hash == each.source_hash for each in others)
         if record.status == "ok" and code_of(record) in wrong_code(others):
             return "an attempt with the same code was wrong"
-        if record.status == "ok" and others and not same_code:
-            return "an attempt with later code is shown"
         if record.status != "ok" and any(each.status == "ok" for each in others):
             return "another attempt has status ok"
+        if others and not same_code:
+            return "an attempt with the present or later code is shown"
         return "a later attempt is shown"
 
     @cached_property
@@ -241,13 +252,13 @@ class Selection:
         }
 
 
-def select_attempts(attempts: Sequence[Record]) -> Selection:
+def select_attempts(attempts: Sequence[Record], present: Hashes = NO_HASHES) -> Selection:
     """Select the attempts of each run, repeat and device that tables show, see the module.
 
-    Attempts are ordered, oldest first.
+    Attempts are ordered, oldest first. `present` has the hash of the present code of each run.
     """
     in_rounds, hidden = _find_rounds(attempts)
-    outside = best((r for r in attempts if id(r) not in in_rounds), task_of)
+    outside = best([r for r in attempts if id(r) not in in_rounds], task_of, present)
     paired: dict[TaskOnDevice, dict[tuple[str, str], Record]] = {}  # by block and allocation
     for record in attempts:
         if id(record) in in_rounds:
@@ -266,10 +277,10 @@ def select_attempts(attempts: Sequence[Record]) -> Selection:
             if why is None or (other.status != "ok" and why != OLDER_ROUND):
                 chosen = [other]
             else:
-                withheld[task_of(other)] = why
+                withheld[key] = why
         for record in chosen:
             instead = wrong.get(code_of(record)) if record.status is Status.ok else None
-            shown.setdefault(task_of(record), []).append(instead or record)
+            shown.setdefault(key, []).append(instead or record)
     return Selection(shown, withheld, in_rounds, hidden)
 
 
@@ -348,12 +359,14 @@ def superseded(runs: Iterable[Run]) -> set[str]:
 # ---- 6: what is executed again -------------------------------------------------------------------
 
 
-def is_done(attempts: Sequence[Record], retry_failed: bool = False) -> bool:
+def is_done(
+    attempts: Sequence[Record], retry_failed: bool = False, present: Hashes = NO_HASHES
+) -> bool:
     """Return whether a run need not be executed again, by its attempts that count, oldest first."""
     attempts = [record for record in attempts if not is_thrown_away(record)]
-    if any(record.status is Status.ok for record in attempts):
-        return True
-    last = attempts[-1].status if attempts else Status.missing
+    if not attempts:
+        return False
+    last = best(attempts, lambda _: None, present)[None].status
     crashed = len(attempts) >= MAX_CRASHES and all(map(_crashed, attempts[-MAX_CRASHES:]))
     by_itself = last.runs_again_on_submit and not crashed
     on_retry = last.runs_again_on_submit or last.runs_again_on_retry

@@ -105,7 +105,7 @@ def observe(folder: Path, sources: RunSources | None = None) -> Observation:
     runs = (run for manifest in manifests for run in manifest.runs.values())
     hashes = source_hashes(runs, sources)
     records = present_last(records, hashes)
-    best = best_attempts(records, lambda record: (record.run, record.repeat))
+    best = best_attempts(records, lambda record: (record.run, record.repeat), hashes)
     latest_of = {  # the oldest are first
         (r.submission, r.run, r.repeat): r for r in records if not is_thrown_away(r)
     }

@@ -75,13 +75,13 @@ class SlurmJob:
     def is_same(self, other: QueuedJob) -> bool:
         """Return whether a queued job with this number is this job.
 
-        A site may replace comments. Without any token, user, name and time decide, if known.
+        A site may replace comments. Without any token, user, name and time decide.
         """
         if other.token:
             return other.token == self.token
         return (
             self.user in (None, other.user)
-            and self.name in ("", other.name)
+            and self.name == other.name
             and other.submitted > self.since - EARLIER_S
         )
 

@@ -78,4 +78,5 @@ def first_problem(error: ValidationError) -> str:
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "missing":
         return f"the key {where!r} is missing"
-    return f"{where}: {first['msg']}" if where else first["msg"]
+    what = first["msg"].removeprefix("Value error, ")  # of a check of our own
+    return f"{where}: {what}" if where else what

@@ -118,7 +118,10 @@ class _Expander:
             return
         path = ("blocks", "sustained", "where")
         where = None if keys.where is None else self.condition(keys.where, *path)
+        interleaved = set(self.sweep.blocks.interleave) if self.sweep.blocks is not None else set()
         for run in self.runs.values():
+            if interleaved and interleaved.isdisjoint(run.params):
+                continue  # in no block
             values = {"run.benchmark": run.benchmark, **run.params}
             if where is None or self.holds(where, values, path):
                 yield run.id

@@ -149,11 +149,11 @@ def _base(document: Document, path: Path, chain: tuple[str, ...]) -> Path:
     """Remove the key `base` from a file. Return the path of the base file, or raise InputError."""
     base = document.data.pop("base")
     if not isinstance(base, str):
-        wrong = f"base must be a file name, got {base!r}"
+        wrong = f"base must be a file name, got {type(base).__name__}"
     else:
         try:
             found = sweep_file(Path(base), path.parent)
-        except InputError as error:
+        except ValueError as error:
             wrong = f"base: {error}"
         else:
             if os.path.realpath(found) not in chain:

@@ -82,6 +82,7 @@ _COMMANDS: list[tuple[tuple[str, ...], str]] = [
     (("jobs", "status", "--where", "size > 1", "--where", "size > 2"), "join the conditions with"),
     (("jobs", "export", "out", "--out=a.csv", "--out=b.csv"), "--out is given 2 times"),
     (("jobs", "logs"), "Missing argument 'RUN'"),
+    (("jobs", "logs", ""), "RUN must be the first characters of a run id"),
     (("jobs", "logs", "zzz", "--in", "out"), "no run whose id begins with 'zzz' in out"),
     (("jobs", "replay", "0", "--in", "sweep.yaml"), "sweep.yaml is a file"),
     (("jobs", "carry"), "must be in a git repository"),

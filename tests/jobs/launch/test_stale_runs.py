@@ -10,6 +10,7 @@ import pytest
 from jobs.launch.plan_submission import Options, prepare
 from jobs.provenance import cpu_device
 from jobs.results.counting import is_trial
+from jobs.results.judgements import Judgement, write_judgement
 from jobs.results.manifest import Executor, write_manifest
 from jobs.worker.worker import Worker
 from tests.jobs.checkout import own_repository
@@ -50,6 +51,29 @@ def test_other_code_is_tried_again(tmp_path: Path) -> None:
     assert tried(3) == [0]
     (own.folder / "helper.py").write_text("VALUE = 'edited'\n")
     assert tried(4, "--keep-stale") == [0, 1]
+
+
+def test_a_decision_on_code_that_was_undone_does_not_count(
+    tmp_path: Path, folder: ResultsFolder
+) -> None:
+    sweep = (
+        TOY
+        + "grid: {size: [1], mode: [fast, exact]}\n"
+        + "blocks: {interleave: [mode], baseline: {mode: fast}, rounds: auto, max_rounds: 5}\n"
+    )
+    loaded, options = load(tmp_path, sweep), Options(Executor.local, folder.path)
+    cpu: dict[str, Any] = {"gpu": None, "rounds": range(3), "device": cpu_device()}
+
+    def rounds_to_run(**fields: Any) -> set[int]:
+        measured = folder.submit_rounds(loaded, ok(1.0), **cpu, **fields)
+        (block,) = measured.blocks
+        decided = Judgement(rounds=3, cells=1, undecided=[], margin=None, phases=[])
+        write_judgement(measured.job_folder(0), block.id, decided)
+        planned = prepare(loaded, options, "sweep.yaml").manifest
+        return {block.round_of(task) for job in planned.jobs for task in job.tasks}
+
+    assert rounds_to_run() == set()
+    assert rounds_to_run(source_hash="tried and undone") == {3, 4}
 
 
 @pytest.mark.parametrize("keep_stale", [False, True])
