@@ -174,10 +174,13 @@ def _failed(
             f"sbatch did not say whether Slurm has accepted {what}\nwhen Slurm answers again, "
             f"`python -m jobs status` finds them in {manifest.folder}; then repeat the command"
         )
-    given = {name: getattr(slurm, name) for name in _OPTIONS if getattr(slurm, name) is not None}
+    options = {f"slurm.{name}": getattr(slurm, name) for name in _OPTIONS}
+    more = slurm.additional_parameters.items()
+    options |= {f"slurm.additional_parameters.{name}": value for name, value in more}
+    given = [f"{name}={value}" for name, value in options.items() if value is not None]
+    text += f"\nthe time limit is {jobs[0].timeout_min} min (see resources.timeout_min)"
     if given:
-        options = ", ".join(f"slurm.{name}={value}" for name, value in given.items())
-        text += f"\nthe sweep, the cluster file or the command line set {options}"
+        text += f"; the sweep, the cluster file or the command line set {', '.join(given)}"
     if before:
         text += f"\njob arrays submitted before stay submitted: {', '.join(before)}"
     return text

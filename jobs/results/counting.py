@@ -1,7 +1,7 @@
 """The rule that decides which attempts of a run count.
 
 An attempt is one execution of a run. Attempts with the present code are later than those with older
-code.
+code, and those of unknown code are the earliest.
 
 1. Best attempt: of the attempts of one repeat of a run on one kind of device, the latest with
    status ok counts, or the latest if none is ok. But if the present code ended by itself in another

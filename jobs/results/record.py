@@ -223,8 +223,16 @@ def is_stale(record: Record, source_hashes: Mapping[str, str | None]) -> bool:
 def present_last(
     records: Iterable[Record], source_hashes: Mapping[str, str | None]
 ) -> list[Record]:
-    """Return records, oldest first, with those of older code before all others."""
-    return sorted(records, key=lambda record: not is_stale(record, source_hashes))
+    """Return records, oldest first, but those of unknown code first, and of the present code last.
+
+    With another checkout, no record has a hash.
+    """
+
+    def rank(record: Record) -> tuple[bool, bool]:
+        is_known = record.source_hash is not None or bool(record.checkout)
+        return is_known, not is_stale(record, source_hashes)
+
+    return sorted(records, key=rank)
 
 
 def is_without_code(record: Record, source_hashes: Mapping[str, str | None]) -> bool:

@@ -144,7 +144,7 @@ def _slurm_state(
             return JobState(Status.cancelled, f"Slurm job {handle.id} {why}pending{other}")
         why = "has ended, and Slurm no longer knows its final state"
         return JobState(Status.killed, f"Slurm job {handle.id} {why}{other}")
-    offer = f"its partition does not offer {job.shape}"
+    offer = f"no nodes of its partition that it may use offer {job.shape}"
     says = _NOT_OFFERED.sub(lambda reason: f"{reason[0]}: {offer}", words)
     name, detail = words.split()[0], f"Slurm job {handle.id} is {says}"
     if name in _ENDED_AS:

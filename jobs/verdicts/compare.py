@@ -98,6 +98,8 @@ def compare_blocks(
         raise CommandError(f"{folder} has no run in a block, other than baselines, to compare")
     heading = [*_block_heading(observation, cells), *_only_run(observation, cells)]
     notes = [*_basis(observation, cells), *_decision(cells, used, observation)]
+    if live := sum(task.status.is_live for task in observation.tasks):
+        notes.append(f"{counted(live, 'process')} of the folder are queued or running.")
     return Comparison(cells, heading, [*notes, *_broken(cells, folder)])
 
 

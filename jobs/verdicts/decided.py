@@ -14,7 +14,7 @@ from jobs.block import FEWEST_ROUNDS, Block
 from jobs.results.counting import judged_executions, place_of
 from jobs.results.judgements import Judgement
 from jobs.results.manifest import read_manifest
-from jobs.results.record import Record
+from jobs.results.record import Record, present_last
 from jobs.results.record_reader import RecordTail
 from jobs.status import Status
 from jobs.sweep.schema import Blocks
@@ -79,6 +79,7 @@ def main(submission: str, block_id: str) -> None:
     keys = manifest.sweep.blocks or Blocks()
     records = RecordTail(manifest.folder, set(block.runs)).new()
     records.sort(key=lambda record: record.finished_at)
+    records = present_last(records, {})
     print(judge_block(records, block, keys.margin, keys.phases).model_dump_json())
 
 

@@ -22,7 +22,10 @@ def command_for_more(cells: list[Compared], observation: Observation) -> str:
     """Return the command that measures more rounds of the blocks of some cells, or "".
 
     It is that of the latest submission that has one of the cells, for all the cells that it has.
+    There is none while runs of the folder are queued or running.
     """
+    if any(task.status.is_live for task in observation.tasks):
+        return ""
     runs = {cell.run.id for cell in cells}
     for manifest in reversed(observation.manifests):
         blocks = [block for block in manifest.blocks if not runs.isdisjoint(block.runs)]

@@ -57,6 +57,21 @@ class CodeReader:
         now = RunSources().source_hash(run)
         return now if self.hashes[run.id] == now else None
 
+    def of_changed_code(self, environment: dict[str, Any]) -> dict[str, Any]:
+        """Return what `environment` returned, without the commit of the measured code.
+
+        It is for a run whose sources changed while the job ran: some modules may be older.
+        """
+        unknown = CodeState(why="the code changed while the job ran").entry(self._results)
+
+        def forget(state: dict[str, Any]) -> dict[str, Any]:
+            kept = {name: value for name, value in state.items() if name not in ("diff", "changed")}
+            return kept | unknown
+
+        if "code" in environment:
+            return environment | {"code": [forget(state) for state in environment["code"]]}
+        return environment | {"git": forget(environment["git"])}
+
     def _of_project(self, states: dict[Path, CodeState]) -> dict[str, Any]:
         """Return the entry of this project for a record. Its state is added to `states`."""
         saved = self._snapshot_of(ROOT)

@@ -145,7 +145,7 @@ def died(exit_code: int, traces: str, out_of_memory: bool) -> Outcome:
         message = (
             "host memory ran out: the kernel killed the process because its memory cgroup was "
             "full; make the run smaller or, on Slurm, submit the sweep again with --retry-failed "
-            "and a larger resources.mem_gb, such as resources.mem_gb=16"
+            "and a larger resources.mem_gb"
         )
         return failed(Status.oom, name, message, traces, memory="host")
     message = f"the process was terminated by {name}; see `python -m jobs logs`"

@@ -174,6 +174,9 @@ class Recorder:
         sources = self.code.source_hash(run)
         if sources != attempt.source_hash:  # a benchmark imports modules while it runs
             sources = None
+        code = attempt.code
+        if sources is None and self.code.hashes[run.id] is not None:
+            code = self.code.of_changed_code(code)
         return Record(
             run=run.id,
             repeat=attempt.repeat,
@@ -196,7 +199,7 @@ class Recorder:
             ),
             measurements=measurements,
             failure=failure,
-            environment=self._environment | attempt.code | {"loaded": outcome.versions},
+            environment=self._environment | code | {"loaded": outcome.versions},
             gpus=self._gpus,
             slurm=self._slurm,
             conditions=conditions,

@@ -224,7 +224,7 @@ class Worker:
             message = (
                 f"Slurm ended the job step {MAX_DEATHS} times during this run, because it exceeded "
                 "its memory limit; submit the sweep again with --retry-failed and a larger "
-                "resources.mem_gb, such as resources.mem_gb=16"
+                "resources.mem_gb"
             )
             return failed(Status.oom, "OutOfMemory", message, memory="host")
         message = (

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jobs.frame.recorded import recorded_value
 from jobs.launch.plan_submission import Options, prepare
 from jobs.provenance import cpu_device
 from jobs.results.counting import is_trial
@@ -33,6 +34,15 @@ def test_an_edit_of_a_helper_module_of_the_user(tmp_path: Path) -> None:
     assert "skipping 1 run with a result" in own.submit()
     hashes = [record.source_hash for record in records(out)]
     assert len(hashes) == 2 == len(set(hashes)) and all(hashes)
+
+
+@pytest.mark.slow
+def test_code_that_changes_while_it_is_executed_has_no_commit(tmp_path: Path) -> None:
+    own = own_repository(tmp_path / "own")
+    own.commit(helper="VALUE = 'old'\nopen(__file__, 'a').write('OTHER = 1\\n')\n")
+    own.submit()
+    (record,) = records(own.folder / "logs/own")
+    assert record.source_hash is None and recorded_value(record, "commit") == "unknown"
 
 
 @pytest.mark.slow

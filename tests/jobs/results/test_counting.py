@@ -71,6 +71,12 @@ def test_a_round_executed_again_replaces_that_of_its_allocation_only(folder: Res
     assert shown(folder)["exact", 0] == [2.0, 3.0, 4.0, 5.0]
 
 
+def test_rounds_of_unknown_code_replace_none_of_known_code(folder: ResultsFolder) -> None:
+    folder.submit_rounds(SWEEP, ok(1.0), source_hash="older")
+    folder.submit_rounds(SWEEP, ok(2.0), "another boot", source_hash=None)
+    assert set(map(tuple, shown(folder).values())) == {(1.0,)}
+
+
 def test_an_ok_attempt_in_one_allocation_outdoes_a_failure_in_another(
     folder: ResultsFolder,
 ) -> None:
