@@ -29,7 +29,7 @@ from jobs.launch.protection import weakness
 from jobs.launch.ranks import require_ranks, unlike_gpus
 from jobs.launch.resume import Counts, split
 from jobs.processes import command_line
-from jobs.results.counting import best, is_trial
+from jobs.results.counting import best, complete_executions, is_trial, place_of
 from jobs.results.manifest import Executor, Manifest, new_id
 from jobs.results.record import Record, is_stale
 from jobs.results.record_reader import read_records
@@ -132,12 +132,11 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         live,
         _decided(expansion.blocks, sweep, seen, is_usable),
         options.retry_failed,
-        now,
     )
     if options.only is not None:
         groups = [group for group in groups if not options.only.isdisjoint(group)]
     todo = [task for group in groups for task in group]
-    outcome = best(list(filter(counts, records)), lambda record: (record.run, record.repeat), now)
+    outcome = best(list(filter(counts, records)), lambda record: (record.run, record.repeat))
     before = [outcome[task] for task in done]
     wanted = [runs[run] for run in dict.fromkeys(run for run, _ in todo)]
     if options.only is None:
@@ -241,12 +240,13 @@ def _decided(
     keys = sweep.blocks or Blocks()
     asked = (keys.margin, sorted(keys.phases))
     # After an edit that was undone, the judgement is of other code than the rounds that count.
-    newest = {record.run: record for record in sorted(seen.records, key=lambda r: r.finished_at)}
+    in_time = sorted(complete_executions(seen.records), key=lambda rounds: rounds[-1].finished_at)
+    newest = {place_of(execution[0]).id: execution for execution in in_time}
     return {
         block.id: found.rounds
         for block in blocks
         if block.auto and (found := seen.judgements.get(block.id)) is not None
-        if all(is_usable(newest[run]) for run in block.runs if run in newest)
+        if all(map(is_usable, newest.get(block.id, ())))
         if found.is_decided and (found.margin, found.phases) == asked
     }
 

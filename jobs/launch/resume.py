@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from jobs.block import Block, TaskKey
-from jobs.results.counting import Hashes, complete_rounds, is_done, is_done_in_round
+from jobs.results.counting import complete_rounds, is_done, is_done_in_round
 from jobs.results.record import Record
 
 # Whether a record is from the code and the kind of device with which its run will execute.
@@ -20,7 +20,6 @@ def split(
     live: set[TaskKey],
     decided: Mapping[str, int],
     retry_failed: bool,
-    now: Hashes,
 ) -> tuple[list[list[TaskKey]], list[TaskKey], set[TaskKey]]:
     """Return the tasks to execute, those that are done, and those in flight.
 
@@ -34,7 +33,6 @@ def split(
         live: the tasks that are queued or running.
         decided: after how many rounds blocks were decided, by id. If a block has as many that are
             done, its others are left out.
-        now: the hash of the present code of each run.
     """
     attempts: dict[TaskKey, list[Record]] = {}
     of_block: dict[str, list[Record]] = {}
@@ -47,7 +45,7 @@ def split(
     done: list[TaskKey] = []
     in_flight = live.intersection(alone)
     for task in alone:
-        if is_done(attempts.get(task, []), retry_failed, now):
+        if is_done(attempts.get(task, []), retry_failed):
             done.append(task)
         elif task not in live:
             todo.append([task])

@@ -72,25 +72,34 @@ DISTURBANCES = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw
 def best(
     attempts: Sequence[Record], key: Callable[[Record], Any], present: Hashes = NO_HASHES
 ) -> dict[Any, Record]:
-    """Return the best attempt for each value of `key`, see rules 1 and 4.
+    """Return the best attempt for each value of `key`, see rule 1.
 
     Attempts are ordered, oldest first. `present` has the hash of the present code of each run.
     """
-    wrong = wrong_code(attempts)
     found: dict[Any, Record] = {}
     for record in attempts:
         if is_thrown_away(record):
             continue
         known = found.get(place := key(record))
-        if known is not None and known.status is Status.ok and record.status is not Status.ok:
-            is_present = record.source_hash is not None and (
-                known.source_hash != record.source_hash == present.get(record.run)
-            )
-            if not is_present or (record.status.runs_again_on_submit and not _crashed(record)):
-                continue
-        is_ok = record.status is Status.ok
-        found[place] = wrong.get(code_of(record), record) if is_ok else record
+        if (
+            known is None
+            or known.status is not Status.ok
+            or record.status is Status.ok
+            or _replaces(record, known, present)
+        ):
+            found[place] = record
     return found
+
+
+def _replaces(record: Record, known: Record, present: Hashes) -> bool:
+    """Return whether an attempt that is not ok counts instead of `known`, which is."""
+    now = present.get(record.run)
+    return (
+        now is not None
+        and record.source_hash == now != known.source_hash
+        and record.device == known.device
+        and (not record.status.runs_again_on_submit or _crashed(record))
+    )
 
 
 def task_of(record: Record) -> TaskOnDevice:
@@ -359,14 +368,12 @@ def superseded(runs: Iterable[Run]) -> set[str]:
 # ---- 6: what is executed again -------------------------------------------------------------------
 
 
-def is_done(
-    attempts: Sequence[Record], retry_failed: bool = False, present: Hashes = NO_HASHES
-) -> bool:
+def is_done(attempts: Sequence[Record], retry_failed: bool = False) -> bool:
     """Return whether a run need not be executed again, by its attempts that count, oldest first."""
     attempts = [record for record in attempts if not is_thrown_away(record)]
-    if not attempts:
-        return False
-    last = best(attempts, lambda _: None, present)[None].status
+    if any(record.status is Status.ok for record in attempts):
+        return True
+    last = attempts[-1].status if attempts else Status.missing
     crashed = len(attempts) >= MAX_CRASHES and all(map(_crashed, attempts[-MAX_CRASHES:]))
     by_itself = last.runs_again_on_submit and not crashed
     on_retry = last.runs_again_on_submit or last.runs_again_on_retry

@@ -153,10 +153,11 @@ def _base(document: Document, path: Path, chain: tuple[str, ...]) -> Path:
     else:
         try:
             found = sweep_file(Path(base), path.parent)
+            is_new = os.path.realpath(found) not in chain
         except ValueError as error:
             wrong = f"base: {error}"
         else:
-            if os.path.realpath(found) not in chain:
+            if is_new:
                 return found
             names = " -> ".join(Path(name).name for name in (*chain, base))
             wrong = f"base: a file must not inherit from itself, got {names}"

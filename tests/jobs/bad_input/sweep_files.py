@@ -142,6 +142,7 @@ _BASES = [
     sweep("base: no.yaml\n", "base: no.yaml: cannot be read: No such file"),
     sweep("base: sweeps/cpu/flsh.yaml\n", "did you mean 'sweeps/cpu/flash.yaml'?"),
     sweep("base: 5\n", "base must be a file name"),
+    sweep('base: "a\\0b"\n', "base: embedded null byte"),
     sweep(f"base: {'x' * 256}\n", "File name too long"),
     sweep(BASE, "sweep.yaml -> base.yaml -> sweep.yaml", base="base: sweep.yaml"),
     sweep(BASE, "base.yaml:1:9: not valid YAML", base="fixed: {"),
