@@ -136,7 +136,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     if options.only is not None:
         groups = [group for group in groups if not options.only.isdisjoint(group)]
     todo = [task for group in groups for task in group]
-    outcome = best(list(filter(counts, records)), lambda record: (record.run, record.repeat))
+    outcome = best(filter(counts, records), lambda record: (record.run, record.repeat))
     before = [outcome[task] for task in done]
     wanted = [runs[run] for run in dict.fromkeys(run for run, _ in todo)]
     if options.only is None:

@@ -70,7 +70,7 @@ DISTURBANCES = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw
 
 
 def best(
-    attempts: Sequence[Record], key: Callable[[Record], Any], present: Hashes = NO_HASHES
+    attempts: Iterable[Record], key: Callable[[Record], Any], present: Hashes = NO_HASHES
 ) -> dict[Any, Record]:
     """Return the best attempt for each value of `key`, see rule 1.
 
@@ -192,7 +192,7 @@ def judged_executions(attempts: Iterable[Record]) -> list[tuple[str, Execution]]
 
 def results_of(attempts: Sequence[Record]) -> list[Record]:
     """Return the attempts that count whatever their code is: what was measured was of use once."""
-    alone = best([record for record in attempts if record.block is None], task_of)
+    alone = best((record for record in attempts if record.block is None), task_of)
     counted = counted_executions(complete_executions(attempts))
     return [*alone.values(), *(record for _, execution in counted for record in execution)]
 
@@ -267,7 +267,7 @@ def select_attempts(attempts: Sequence[Record], present: Hashes = NO_HASHES) -> 
     Attempts are ordered, oldest first. `present` has the hash of the present code of each run.
     """
     in_rounds, hidden = _find_rounds(attempts)
-    outside = best([r for r in attempts if id(r) not in in_rounds], task_of, present)
+    outside = best((r for r in attempts if id(r) not in in_rounds), task_of, present)
     paired: dict[TaskOnDevice, dict[tuple[str, str], Record]] = {}  # by block and allocation
     for record in attempts:
         if id(record) in in_rounds:

@@ -223,12 +223,10 @@ def is_stale(record: Record, source_hashes: Mapping[str, str | None]) -> bool:
 def present_last(
     records: Iterable[Record], source_hashes: Mapping[str, str | None]
 ) -> list[Record]:
-    """Return records, oldest first, but those of unknown code first, and of the present code last.
-
-    With another checkout, no record has a hash.
-    """
+    """Return records, oldest first, but unknown code before all, and the present code last."""
 
     def rank(record: Record) -> tuple[bool, bool]:
+        # Records of another checkout never have a hash.
         is_known = record.source_hash is not None or bool(record.checkout)
         return is_known, not is_stale(record, source_hashes)
 
