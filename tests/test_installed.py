@@ -141,7 +141,7 @@ def test_commands_that_are_printed_for_a_failed_run(environment: None) -> None:
     assert "| error |" in " ".join(shell(tables).split())
     assert re.fullmatch(r"python -m jobs logs [0-9a-f]{8} --in logs/my", logs)
     assert "ZeroDivisionError" in shell(logs)
-    again = "python -m jobs submit my.yaml --local --retry-failed"
+    again = "python -m jobs submit my.yaml --local --out logs/my --retry-failed"
     assert f"\n  {again} " in shell(f"sweeps show {logs.split()[4]}")
     assert "1 error" in shell(again, exit_code=1)
     assert "error" in shell(status, exit_code=1)
