@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from pathlib import Path
 
 from jobs import ROOT
-from jobs.errors import shown
+
+MAX_NAME = 255  # length of a file name on Linux, in bytes
+MAX_PATH = 4095  # length of a path on Linux, in bytes
 
 
 def invalid_path(text: str) -> str | None:
     """Return an error message if no file can have this path, else None."""
     if not text:
         return "a path must not be empty, got ''"
+    if "\0" in text:
+        return f"a path must not contain a NUL character, got {text!r}"
     try:
-        text.encode("utf-8")
-        os.lstat(text)
+        data = text.encode("utf-8")
     except UnicodeEncodeError:  # Python decodes invalid bytes of arguments to lone surrogates
         return f"a path must be valid UTF-8, got {text!r}"
-    except ValueError:
-        return f"a path must not contain a NUL character, got {text!r}"
-    except OSError as error:  # else the file can be missing
-        if error.errno == errno.ENAMETOOLONG:
-            return f"{error.strerror}, got {shown(text, 60)!r}"
+    longest = max(len(name) for name in data.split(b"/"))
+    if longest > MAX_NAME:
+        return f"a file name must have at most {MAX_NAME} bytes, got {longest} bytes"
+    if len(data) > MAX_PATH:
+        return f"a path must have at most {MAX_PATH} bytes, got {len(data)} bytes"
     return None
 
 

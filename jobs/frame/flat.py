@@ -25,6 +25,7 @@ from jobs.results.record import Measurements, Record, is_stale, is_without_code
 from jobs.results.record_reader import garbage_collection_paused
 from jobs.results.run_states import observe
 from jobs.status import Status
+from jobs.sweep.run_sources import RunSources
 from jobs.sweep.views import FACT
 
 PARAMETER = "param."  # prefix of a parameter whose name is that of another column
@@ -59,9 +60,10 @@ def read_frame(folders: Sequence[Path], by_process: bool = False) -> tuple[pd.Da
     """Return the results in folders as `jobs.report.load` does, and notes on problems in them."""
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
+    sources = RunSources()
     with garbage_collection_paused():
         for resolved, given in {folder.resolve(): folder for folder in folders}.items():
-            observation = observe(resolved)
+            observation = observe(resolved, sources)
             results, unknown = _completed(list_results(observation))
             notes += [*map(str, observation.bad_lines), *observation.notes, *unknown]
             sweeps = {run: m.sweep.name for m in observation.manifests for run in m.runs}

@@ -39,7 +39,7 @@ from jobs.run import Run
 from jobs.status import Status
 from jobs.sweep.expand import Expansion, expand
 from jobs.sweep.load import LoadedSweep
-from jobs.sweep.run_sources import source_hashes
+from jobs.sweep.run_sources import RunSources, source_hashes
 from jobs.sweep.schema import Blocks, Sweep
 from jobs.sweep.stock_sweeps import stock_sweeps
 
@@ -103,8 +103,9 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
         notes.append("1 round gives no verdict, only unsure; set blocks.rounds to at least 2")
     folder = options.out.resolve()
     runs = {run.id: run for run in expansion.runs}
+    sources = RunSources()
     try:
-        seen = observe(folder)
+        seen = observe(folder, sources)
     except FileNotFoundError:  # no submission yet, but the folder may contain copied records
         seen = Observation(folder, [], *read_records(folder), tasks=[])
     records, tasks = seen.records, [] if options.force else seen.tasks
@@ -113,7 +114,7 @@ def prepare(loaded: LoadedSweep, options: Options, sweep_path: str) -> Prepared:
     if options.repeat_unknown:
         live -= unknown.keys()
     same_device = _same_device(options.executor, sweep, runs, seen)
-    now = source_hashes(expansion.runs)
+    now = source_hashes(expansion.runs, sources)
 
     def is_usable(record: Record) -> bool:
         return options.keep_stale or not is_stale(record, now)

@@ -31,7 +31,9 @@ def sweep_faults(data: dict[str, Any], benchmarks: Benchmarks) -> Faults:
         yield from below(_scope_faults(case, [case], benchmarks), "cases", i)
     exclude = data.get("exclude")
     for i, given in enumerate(exclude if isinstance(exclude, list) else ()):
-        if _valid(Exclusion, given) is not None:
+        if not given:
+            yield fault("exclude: an empty entry would exclude every run; remove it", "exclude", i)
+        elif _valid(Exclusion, given) is not None:
             yield from _condition_faults(given, benchmarks, "exclude", i)
     if isinstance(data.get("filter"), str):
         yield from _condition_faults(data["filter"], benchmarks, "filter")

@@ -207,9 +207,12 @@ def _parse(text: str, most: float) -> ast.expr:
             warnings.simplefilter("ignore")
             tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        hint = "; write text that is not a word of letters, digits and _ in quotes"
+        word = re.search(r"(?<![\w'\".+-])\d[\w.]*[A-Za-z]\w*(?!['\"])", text)  # such as 4bb999b
+        hint = f"; write {word[0]} in quotes" if word else ""
         if re.search(r"(?<![=!<>])=(?!=)", text):
             hint = "; write == to compare"
+        elif not hint:
+            hint = "; write text with other characters than letters, digits and _ in quotes"
         example = "expected for example 'seq_len > 4096 and dtype == bf16'"
         raise ConditionError(f"{text!r} is not a comparison; {example}{hint}") from None
     level: list[ast.AST] = [tree]

@@ -23,6 +23,7 @@ from jobs.sweep.overrides import apply_override, remove_parameters, repeated_ove
 from jobs.sweep.schema import AXES, Sweep
 from jobs.sweep.stock_sweeps import sweep_file
 from jobs.sweep.strict_yaml import DataPath, Document, entries, parse
+from jobs.user_files import invalid_path
 
 CLUSTER_KEYS = ["slurm", "resources"]
 
@@ -150,14 +151,15 @@ def _base(document: Document, path: Path, chain: tuple[str, ...]) -> Path:
     base = document.data.pop("base")
     if not isinstance(base, str):
         wrong = f"base must be a file name, got {type(base).__name__}"
+    elif invalid := invalid_path(base):
+        wrong = f"base: {invalid}"
     else:
         try:
             found = sweep_file(Path(base), path.parent)
-            is_new = os.path.realpath(found) not in chain
-        except ValueError as error:
+        except InputError as error:
             wrong = f"base: {error}"
         else:
-            if is_new:
+            if os.path.realpath(found) not in chain:
                 return found
             names = " -> ".join(Path(name).name for name in (*chain, base))
             wrong = f"base: a file must not inherit from itself, got {names}"

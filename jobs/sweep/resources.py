@@ -32,6 +32,12 @@ def _one_line(value: Scalar) -> Scalar:
     return value
 
 
+def _no_nul(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("text without a NUL character")
+    return value
+
+
 def _option(name: str) -> str:
     """Return the name of an option with _ instead of -, as submitit has them."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
@@ -83,7 +89,7 @@ class Slurm(_Strict):
     constraint: _Line | None = None
     exclude: _Line | None = None
     array_parallelism: Positive = 256
-    setup: list[str] = []
+    setup: list[Annotated[str, AfterValidator(_no_nul)]] = []
     srun_args: list[_Line] = []
     # Shell code that starts Python in the job. Default: the interpreter that submits.
     python: Annotated[str, Field(pattern=r"^\S[^\n\r]*$")] | None = None

@@ -59,7 +59,7 @@ _CLUSTER_FILES: list[tuple[Content, str]] = [
     ("base: cluster.yaml\n", "must not inherit from itself"),
 ]
 _VARIABLES = [
-    ("x" * 300, "(env var: 'JOBS_CLUSTER'): File name too long"),
+    ("x" * 300, "(env var: 'JOBS_CLUSTER'): a file name must have at most"),
     ("no.yaml", "no.yaml: cannot be read"),
 ]
 _FILTERS = [

@@ -94,7 +94,8 @@ def test_a_job_that_no_node_can_run_says_what_it_requests(scenarios: Scenarios) 
     scenario = scenarios.submit("huge", fixed={"index": 0}, resources=huge)
     assert scenario.finish() == []
     offer = "offer 1 node, 2 CPUs per node, 100000 GiB of memory per node"
-    assert f"{offer})" in scenario.status()["tasks"][0]["detail"]
+    detail = scenario.status()["tasks"][0]["detail"]
+    assert "is FAILED (BadConstraints: " in detail and f"{offer})" in detail
     assert offer in scenario.status()["tasks"][0]["detail"], "also once its state is saved"
 
 
