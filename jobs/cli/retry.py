@@ -12,6 +12,7 @@ from jobs.cli.output import fail, note
 from jobs.cli.preview import preview
 from jobs.cli.submission import locked, plan, start
 from jobs.cli.where import matching
+from jobs.errors import InputError
 from jobs.formatting import counted, tally
 from jobs.launch.plan_submission import Options
 from jobs.launch.submission import reload
@@ -59,7 +60,11 @@ def retry(
             snapshot=manifest.snapshot is not None,
             only=frozenset(mine),
         )
-        code = max(code, _retry(manifest, mine, options, dry_run))
+        try:
+            code = max(code, _retry(manifest, mine, options, dry_run))
+        except InputError as error:  # older submissions may still be valid
+            note(f"submission {manifest.id} is not repeated: {error}")
+            code = 2
         if code == INTERRUPTED:
             raise SystemExit(code)
     if wanted:
@@ -77,8 +82,8 @@ def _retry(
     Return the exit code.
     """
     if manifest.checkouts:
-        which = f"submission {manifest.id} of {options.out}"
-        fail(f"retry cannot repeat runs of --against ({which}); repeat: {manifest.command}")
+        note(f"submission {manifest.id} with --against is not repeated; repeat: {manifest.command}")
+        return 2
     loaded = reload(manifest)
     with nullcontext() if dry_run else locked(options) as lock:
         prepared = plan(loaded, options, manifest.sweep_path)

@@ -110,17 +110,23 @@ def test_what_failed_before_is_no_success_the_second_time(
 
 @pytest.mark.slow
 def test_retry_repeats_the_failed_runs_of_all_submissions(folder: ResultsFolder) -> None:
-    """Runs that are ok are left out, even if their result comes from another device."""
+    """Runs that are ok are left out, even if their result comes from another device.
+
+    A submission whose condition is not valid any more does not keep others from being repeated.
+    """
     here = cpu_device()
     outcomes = ((1, failed("error"), here), (2, failed("oom"), here), (3, ok(1.0), "another"))
     for size, outcome, device in outcomes:
         folder.submit(TOY + f"fixed: {{size: {size}}}\n", outcome, device)
+    sweep = load(folder.path.parent, TOY + "fixed: {size: 4}\n", filter="mode == fast")
+    path = folder.submit(sweep, failed("error")).path / "manifest.json"
+    path.write_text(path.read_text().replace("mode == fast", "mode == gone"))
     done = call("jobs", "retry", folder.path)
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 2 and "mode: got 'gone'" in done.stdout, done.stdout
     for state in ("oom", "error"):
         assert f"retrying 1 run of {folder.path} (1 {state}), from submission" in done.stdout
-    assert [record.params["size"] for record in records(folder.path)[3:]] == [2, 1]
-    assert "nothing to retry in" in call("jobs", "retry", folder.path).stdout
+    assert [record.params["size"] for record in records(folder.path)[4:]] == [2, 1]
+    assert "retrying" not in call("jobs", "retry", folder.path).stdout
 
 
 # ---- packing -------------------------------------------------------------------------------------
