@@ -39,8 +39,8 @@ def _local_state(manifest: Manifest) -> JobState:
             return JobState(Status.running, detail)
         return JobState(
             Status.killed,
-            f"the queue on {process.host} has not reported for {silent / 60:.0f} min; it was "
-            "killed or suspended, or the host is down; submit again",
+            f"the queue on {process.host} has not reported for {DEAD_S / 60:.0f} min or more; it "
+            "was killed or suspended, or the host is down; submit again",
         )
     where = "" if here else f" on {process.host}"
     return JobState(

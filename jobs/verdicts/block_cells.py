@@ -175,7 +175,7 @@ def _unmeasured(
     statuses: dict[str, set[Status]] = {}
     for task in observation.tasks:
         statuses.setdefault(task.run.id, set()).add(task.status)
-    known = {(pair.block, pair.candidate) for pair in pairs}
+    known = {(pair.baseline, pair.candidate) for pair in pairs}
     # A later submission can compare a run with another baseline. Its earlier block stays as it is.
     latest = {
         run_id: block
@@ -185,7 +185,7 @@ def _unmeasured(
     }
     cells = []
     for run_id, block in latest.items():
-        if run_id == block.baseline or (block.id, run_id) in known or run_id not in chosen:
+        if run_id == block.baseline or (block.baseline, run_id) in known or run_id not in chosen:
             continue
         found = statuses[run_id]
         unfinished = {s for s in found if s.is_live or s.runs_again_on_submit}

@@ -6,6 +6,7 @@ import csv
 import itertools
 import random
 import shlex
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -354,6 +355,15 @@ def test_the_block_of_an_earlier_baseline_does_not_wait_for_rounds(folder: Resul
     )
     found = compared(folder)
     assert [(cell.run.params["mode"], cell.verdict) for cell in found.cells] == [("fast", "slower")]
+
+
+def test_what_was_compared_is_told_once_if_its_block_becomes_larger(folder: ResultsFolder) -> None:
+    text = TOY + "grid: {{mode: [fast, exact], size: {}}}\nblocks: {{interleave: {}, baseline: {}}}"
+    small = text.format("[1]", "[mode]", "{mode: fast}")
+    folder.submit_rounds(small, lambda params, repeat: ok(1 + 0.001 * repeat))
+    folder.submit_rounds(text.format("[1, 2]", "[mode, size]", "{mode: fast, size: 1}"), None)
+    found = Counter(tuple(cell.run.params.values()) for cell in compared(folder).cells)
+    assert sorted(found.values()) == [1, 1, 1], found
 
 
 # ---- when a worker stops to measure a block ------------------------------------------------------
