@@ -74,3 +74,30 @@ def places(memory: Tensor, tensors: Iterable[Tensor]) -> list[Tensor]:
 def strides_of(tensor: Tensor) -> tuple[int, ...]:
     """Return the strides of a dense copy of a tensor."""
     return torch.empty_like(tensor, device="meta").stride()
+
+
+def dense_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor with the dtype of another and the strides of a dense copy of that.
+
+    It is a copy if need be.
+    """
+    if tensor.dtype == like.dtype:
+        if tensor.is_contiguous() and like.is_contiguous():  # quick, and nearly always so
+            return tensor
+        if tensor.stride() == strides_of(like):
+            return tensor
+    return torch.empty_like(like).copy_(tensor)
+
+
+def in_memory_order(dense: Tensor) -> Tensor:
+    """Return a dense tensor as one dimension, in the order of its memory.
+
+    `.data` has a version counter of its own, so an average is no change by the user.
+    """
+    return dense.data.as_strided((dense.numel(),), (1,))
+
+
+def shaped_as(flat: Tensor, like: Tensor) -> Tensor:
+    """Return a one-dimensional tensor with the shape and strides of a dense copy of another."""
+    strides = like.stride() if like.is_contiguous() else strides_of(like)
+    return flat.as_strided(like.shape, strides)

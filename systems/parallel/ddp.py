@@ -30,7 +30,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from systems.parallel.buckets import MB, fill_buckets
+from systems.parallel.buckets import (
+    MB,
+    dense_like,
+    fill_buckets,
+    in_memory_order,
+    shaped_as,
+)
 from systems.parallel.collectives import ReducedBuckets, start_average
 from systems.parallel.wrapper import DataParallelWrapper, gradient_of, mark_own
 
@@ -63,7 +69,8 @@ class DataParallel(DataParallelWrapper):
     Raises:
         ValueError: on all ranks, if parameters or buffers differ across ranks in name, order,
             shape, stride, dtype or requires_grad; the message names the rank and the difference.
-            Also if the module is or contains a wrapper, or a parameter was wrapped before.
+            Also if the module is or contains a wrapper, a parameter was wrapped before, or an
+            embedding has `max_norm`.
         RuntimeError: if there is no process group.
     """
 
@@ -93,13 +100,15 @@ class FlatDDP(DataParallel):
 
     def _average(self) -> None:
         for bucket in self._buckets:
-            flat = torch.cat([gradient_of(parameter).reshape(-1) for parameter in bucket])
+            dense = [dense_like(gradient_of(parameter), parameter) for parameter in bucket]
+            flat = torch.cat(list(map(in_memory_order, dense)))
+            del dense
             for parameter in bucket:
                 parameter.grad = None  # frees memory before the all-reduce
             start_average([flat], self._group).wait()
             pieces = flat.split([parameter.numel() for parameter in bucket])
             for parameter, piece in zip(bucket, pieces, strict=True):
-                parameter.grad = mark_own(piece.view(parameter.shape))
+                parameter.grad = mark_own(shaped_as(piece, parameter))
 
 
 class BucketedDDP(DataParallel):

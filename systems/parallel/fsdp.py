@@ -138,12 +138,6 @@ class FullyShardedDataParallel(DataParallelWrapper):
         self.compute_dtype = compute_dtype
         self._weights: list[ShardedWeight] = []
         self._copies: list[FSDPParameter] = []  # replicated parameters with a copy in compute_dtype
-        for name, inner in module.named_modules():
-            if isinstance(inner, (nn.Embedding, nn.EmbeddingBag)) and inner.max_norm is not None:
-                raise ValueError(
-                    f"{name or 'the module'} has max_norm, and FSDP frees the weights that it "
-                    "changes in forward; build it without"
-                )
         by_module = self._manage(list(module.parameters()))
         self._layers = find_layers(module, layers, by_module)
         names = {inner: name or "the module" for name, inner in module.named_modules()}
@@ -231,15 +225,16 @@ class FullyShardedDataParallel(DataParallelWrapper):
         before, after = partial(self._before_forward, index), partial(self._after_forward, index)
         compiled = layer.module._compiled_call_impl
         if compiled is None:
-            layer.module.register_forward_pre_hook(before, with_kwargs=True)
-            layer.module.register_forward_hook(after)
+            # Hooks of the user see the whole weights, in the dtype of the computation.
+            layer.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+            layer.module.register_forward_hook(after, with_kwargs=True)
             return
 
         # `module.compile()` also compiles the hooks of the module. So this wraps the compiled call.
         def around(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = before(layer.module, args, kwargs)
             out = compiled(*args, **kwargs)
-            after(layer.module, args, out)
+            after(layer.module, args, kwargs, out)
             return out
 
         layer.module._compiled_call_impl = around
@@ -426,7 +421,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         return expected[1:] if expected[:1] == [index] else []
 
     @not_compiled
-    def _after_forward(self, index: int, _: nn.Module, args: Any, out: Any) -> None:
+    def _after_forward(self, index: int, _: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         layer = self._layers[index]
         for parameter in layer.parameters:
             parameter.show_shard()
@@ -444,9 +439,9 @@ class FullyShardedDataParallel(DataParallelWrapper):
             order, at = [index], 0
         hook = weak_hook(self._before_backward, order, at)
         tensors = tensors_in(out)
-        for tensor in tensors:
-            if tensor.requires_grad:
-                tensor.register_hook(hook)
+        outputs = [tensor for tensor in tensors if tensor.requires_grad]
+        for tensor in (*outputs, *_bases_of(outputs, args, kwargs)):
+            tensor.register_hook(hook)
         # If the output hides its tensors, no hook can gather the layer before its backward.
         if not keep and (tensors or not torch.is_grad_enabled()):
             for weight in layer.weights:
@@ -455,6 +450,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
     def _before_backward(self, order: list[int], position: int, grad: Tensor) -> None:
         self._notice_backward()
         self._open = True
+        if self._backward_order is order and self._backward_at == position:
+            return  # another output of the same layer
         self._backward_layers.visit(self._group, order[position])
         self._backward_order, self._backward_at = order, position
         self._gather(order[position], order[max(0, position - PREFETCH_LAYERS) : position][::-1])
@@ -578,6 +575,23 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.compute_dtype) if tensor.is_floating_point() else tensor
+
+
+def _bases_of(outputs: list[Tensor], args: Any, kwargs: Any) -> list[Tensor]:
+    """Return the tensors of which outputs of a layer are views, but not those of its inputs.
+
+    If a view is changed in place later, autograd forgets its hooks, but not those of its base.
+    """
+    bases = [tensor._base for tensor in outputs if tensor._is_view()]
+    if not bases:
+        return []
+    inputs = tensors_in((args, kwargs))
+    outside = {id(each) for tensor in inputs for each in (tensor, tensor._base)}
+    return [
+        base
+        for base in {id(base): base for base in bases}.values()
+        if base is not None and base.grad_fn is not None and id(base) not in outside
+    ]
 
 
 def _refresh(copies: list[FSDPParameter]) -> None:

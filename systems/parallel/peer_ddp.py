@@ -12,7 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from systems.parallel.buckets import ALIGNMENT, packed_bytes, places, strides_of
+from systems.parallel.buckets import (
+    ALIGNMENT,
+    dense_like,
+    in_memory_order,
+    packed_bytes,
+    places,
+    shaped_as,
+)
 from systems.parallel.ddp import BucketedDDP, Exchange
 from systems.parallel.peer_means import PeerMeans
 from systems.parallel.peer_memory import can_have_peer_memory, make_peer_memory
@@ -152,7 +159,8 @@ class PeerBuckets:
         owners: Mapping[Tensor, int] | None = None,
     ):
         self._buckets, self._owners, self._ranks = buckets, owners, group.size()
-        shares = [self._shares(bucket, list(map(_flat, bucket))) for bucket in buckets]
+        self._strides = [[parameter.stride() for parameter in bucket] for bucket in buckets]
+        shares = [self._shares(bucket, list(map(in_memory_order, bucket))) for bucket in buckets]
         width = max(ALIGNMENT, *map(packed_bytes, itertools.chain(*shares)))
         start = PeerMeans.nbytes(width, IN_FLIGHT, self._ranks)
         nbytes = start + (sum(map(packed_bytes, buckets)) if owners is None else 0)
@@ -167,7 +175,7 @@ class PeerBuckets:
             self._targets.append([self._shares(bucket, of_rank)[self._rank] for of_rank in flat])
             self._gradients.append(
                 [
-                    place.as_strided(parameter.shape, strides_of(parameter))
+                    shaped_as(place, parameter)
                     for place, parameter in zip(flat[self._rank], bucket, strict=True)
                 ]
             )
@@ -185,8 +193,13 @@ class PeerBuckets:
     @torch.no_grad()
     def start(self, index: int, gradients: list[Tensor]) -> list[Tensor | None]:
         bucket = self._buckets[index]
-        dense = list(map(_dense, gradients, bucket))
-        shares = self._shares(bucket, list(map(_flat, dense)))
+        if [parameter.stride() for parameter in bucket] != self._strides[index]:
+            raise RuntimeError(
+                "the memory format of parameters must not change after PeerDDP was made; call "
+                "model.to(memory_format=...) before"
+            )
+        dense = list(map(dense_like, gradients, bucket))
+        shares = self._shares(bucket, list(map(in_memory_order, dense)))
         if self._owners is not None:
             self._averages.start(shares, shares[self._rank])
             return [
@@ -225,18 +238,3 @@ def _equal_parts(tensors: Sequence[Tensor], count: int) -> list[list[Tensor]]:
                 part.append(piece)
         start += tensor.numel()
     return parts
-
-
-def _dense(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """Return a gradient with the strides and the dtype that all ranks have, a copy if need be."""
-    if gradient.dtype == parameter.dtype and gradient.stride() == strides_of(parameter):
-        return gradient
-    return torch.empty_like(parameter).copy_(gradient)
-
-
-def _flat(dense: Tensor) -> Tensor:
-    """Return a dense tensor as one dimension in the order of its memory.
-
-    `.data` has a version counter of its own, so an average is no change by the user.
-    """
-    return dense.data.as_strided((dense.numel(),), (1,))

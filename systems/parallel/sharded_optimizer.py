@@ -26,7 +26,14 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from systems.parallel.buckets import balance, packed_bytes, places, strides_of
+from systems.parallel.buckets import (
+    balance,
+    dense_like,
+    in_memory_order,
+    packed_bytes,
+    places,
+    shaped_as,
+)
 from systems.parallel.collectives import GroupOf, is_gloo_only
 from systems.parallel.peer_ddp import PeerDDP
 from systems.parallel.peer_memory import PeerMemory, can_have_peer_memory, make_peer_memory
@@ -53,7 +60,7 @@ class _Piece:
         """Move the parameters into a tensor of `nbytes`. `parameter.data` is a view of it then."""
         self.memory, self._views = memory, list[Tensor]()
         for parameter, place in zip(self.parameters, places(memory, self.parameters), strict=True):
-            view = place.as_strided(parameter.shape, strides_of(parameter))
+            view = shaped_as(place, parameter)
             view.copy_(parameter.detach())
             parameter.data = view
             self._views.append(view)
@@ -377,10 +384,11 @@ class ShardedOptimizer(Optimizer):
                 if not (isinstance(value, Tensor) and value.is_meta):
                     continue
                 if rank == self._group.rank():
-                    tensor = self.state[parameters[i]][name].contiguous()
+                    tensor = self.state[parameters[i]][name]
+                    tensor = dense_like(tensor, tensor)
                 else:
                     tensor = torch.empty_like(value, device=parameters[i].device)
-                as_bytes = tensor.view(-1).view(torch.uint8)
+                as_bytes = in_memory_order(tensor).view(torch.uint8)
                 dist.broadcast(as_bytes, group=self._group, group_src=rank)
                 if wanted:
                     values[name] = tensor.to("cpu", copy=True)
@@ -406,7 +414,7 @@ class ShardedOptimizer(Optimizer):
         place = {parameter: i for i, parameter in enumerate(self._in_order())}
         keys = [key for group in saved for key in group["params"]]
         for outside, group in zip(self.param_groups, saved, strict=True):
-            outside.update({k: v for k, v in group.items() if k != "params"})
+            outside.update(copy.deepcopy({k: v for k, v in group.items() if k != "params"}))
         loaded: dict[Tensor, Any] = {}
         for chunk in self._chunks:
             if chunk.optimizer is None:
@@ -449,7 +457,7 @@ def _outline(parameter: Tensor, value: Any) -> Any:
     if not isinstance(value, Tensor):
         return copy.deepcopy(value)
     if value.device == parameter.device and value.numel() > 1:
-        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+        return torch.empty_like(value, device="meta")
     return value.to("cpu", copy=True)
 
 

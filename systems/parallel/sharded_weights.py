@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import ReduceScatterOptions
 
+from systems.parallel.buckets import strides_of
 from systems.parallel.collectives import GroupOf, mean_operation, start_gather
 from systems.parallel.wrapper import gradient_of
 
@@ -77,6 +78,8 @@ class ShardedWeight(FSDPParameter):
         self.flat.untyped_storage().resize_(0)
         self.gathering: Any = None  # what is in flight, with a method `wait`
         self._version = -1  # of the shard, when the memory was allocated
+        self._saved_as = 0  # version of the unsharded weight for what autograd has saved
+        self._strides = strides_of(weight)
         weight.data, weight.grad = shard, None
         super().__init__(weight, nn.Parameter(unsharded, weight.requires_grad), places)
 
@@ -95,6 +98,8 @@ class ShardedWeight(FSDPParameter):
         if self.gathering is not None:
             self.gathering.wait()
             self.gathering = None
+            # Autograd may read what it has saved of it.
+            torch._C._autograd._unsafe_set_version_counter((self.unsharded,), (self._saved_as,))
 
     def take_gradient(self) -> Tensor:
         """Return the gradient of the unsharded weight, and set it to None."""
@@ -113,12 +118,20 @@ class ShardedWeight(FSDPParameter):
 
     @torch.no_grad()
     def gather(self, piece: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """Return the unsharded tensor whose parts the ranks have. All ranks must call this."""
+        """Return the unsharded tensor whose parts the ranks have, with the strides of the weight.
+
+        All ranks must call this.
+        """
         padded = piece.new_zeros(self.width)
         padded[: piece.numel()] = piece.reshape(-1)
         flat = piece.new_empty(group.size() * self.width)
         start_gather([flat], [padded], group).wait()
-        return flat[: self.numel].view(self.shape)
+        whole = flat[: self.numel].view(self.shape)
+        if whole.stride() == self._strides:
+            return whole
+        return torch.empty_strided(
+            self.shape, self._strides, dtype=flat.dtype, device=flat.device
+        ).copy_(whole)
 
     def release(self) -> None:
         """Free the memory of the unsharded weight, and give the modules their shards.
@@ -129,6 +142,9 @@ class ShardedWeight(FSDPParameter):
         if self.gathered:
             self.wait()
             self.flat.untyped_storage().resize_(0)
+            # Autograd raises an error instead of reading it before it is gathered again.
+            self._saved_as = self.unsharded._version
+            torch.autograd.graph.increment_version(self.unsharded)
         self.show_shard()
 
     def release_old(self) -> None:

@@ -253,11 +253,12 @@ class DataParallelWrapper(nn.Module):
 
     def _gradient(self, index: int, parameter: Tensor) -> None:
         self._notice_backward()
-        if parameter.grad is not None:
-            if _shares_memory(parameter.grad):  # but averages are written in place
-                parameter.grad = parameter.grad.clone()
-            mark_own(parameter.grad)
         self._open = self._open or self._synchronizing
+        if parameter.grad is None:  # its function has none, or a hook of the user has removed it
+            return
+        if _shares_memory(parameter.grad):  # but averages are written in place
+            parameter.grad = parameter.grad.clone()
+        mark_own(parameter.grad)
         self._on_gradient(index, parameter)
 
     def _average_replicated(self) -> None:
@@ -450,6 +451,11 @@ def _refusal(module: nn.Module) -> str | None:
         if isinstance(inner, (DataParallelWrapper, DistributedDataParallel)):
             where = f"its part {name!r}" if name else "it"
             return f"the module cannot be wrapped, because {where} is a {type(inner).__name__}"
+        if isinstance(inner, (nn.Embedding, nn.EmbeddingBag)) and inner.max_norm is not None:
+            return (
+                f"{name or 'the module'} has max_norm, which changes the weights of each rank "
+                "differently in forward; build it without"
+            )
     return refusal_of(module.named_parameters())
 
 

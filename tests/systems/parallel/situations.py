@@ -495,6 +495,41 @@ class Shared(nn.Module):
         return x
 
 
+def changed_in_place() -> nn.Module:
+    """Return a model that changes the output of a layer, which is a view."""
+    net = Net(Attention())
+    net.at_middle = lambda x: x.mul_(2)
+    return net
+
+
+def hook_before() -> nn.Module:
+    """Return a model with a hook of the user that computes with the weight of its layer."""
+
+    def scale(layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (args[0] * layer.weight.mean(),)
+
+    net = Net()
+    net.middle.register_forward_pre_hook(scale)
+    return net
+
+
+class Constant(torch.autograd.Function):
+    """Function that gives its second input no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return grad * 2, None
+
+
+class WithoutGradient(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return Constant.apply(x, self.weight) + self.bias
+
+
 class Strided(nn.Module):
     """A convolution whose weight and gradient are channels_last.
 
@@ -655,6 +690,9 @@ SITUATIONS: dict[str, Callable[[Run], None]] = {
     "tied": partial(plain, build=lambda: Net(Shared())),
     "tied_checkpointed": partial(plain, build=lambda: Net(Shared(reentrant=False))),
     "tied_checkpointed_reentrant": partial(plain, build=lambda: Net(Shared(reentrant=True))),
+    "output_changed_in_place": partial(plain, build=changed_in_place),
+    "hook_before_forward": partial(plain, build=hook_before),
+    "weight_without_gradient": partial(plain, build=lambda: Net(WithoutGradient(WIDTH, WIDTH))),
     "channels_last": partial(plain, build=lambda: Net(Strided(2))),
     "channels_last_contiguous": partial(plain, build=lambda: Net(Strided(1))),
     "layer_returns_a_dataclass": partial(plain, build=lambda: Net(Holds(Out))),

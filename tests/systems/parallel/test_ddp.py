@@ -6,6 +6,7 @@ test_situations.py compares whole trainings with those in one process.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from tests.systems.parallel.parallel_models import (
     assert_same_on_all_ranks,
 )
 from tests.systems.parallel.ranks import FOUR, GPUS, TWO, RankContext, on_ranks
-from tests.systems.parallel.situations import OURS, Run
+from tests.systems.parallel.situations import OURS, Net, Run, Strided
 
 DDP = ("naive", "flat", "overlapped", "bucketed", "peer")
 all_wrappers = pytest.mark.parametrize("name", DDP)
@@ -79,6 +80,20 @@ def test_gradients_that_share_memory(here: RankContext, name: str, sharded: bool
     optimizer.step()
     for parameter in wrapped.parameters():
         torch.testing.assert_close(parameter, torch.full_like(parameter, -1.0 - here.world_size))
+
+
+@on_ranks(TWO, GPUS)
+@all_wrappers
+def test_gradients_have_the_strides_of_their_parameters(here: RankContext, name: str) -> None:
+    """Fused optimizers rely on it. They would not have them if the memory format changed later."""
+    run = Run(here, OURS[name])
+    run.make(lambda: Net(Strided(2)))
+    run.backward(0)
+    assert all(p.grad.stride() == p.stride() for p in run.model.parameters())
+    run.model.to(memory_format=torch.contiguous_format)
+    if name == "peer":
+        with pytest.raises(RuntimeError, match="memory format of parameters must not change"):
+            run.train(1)
 
 
 @on_ranks(TWO, GPUS)
@@ -202,6 +217,13 @@ def test_different_models_are_refused(here: RankContext, wrap: type[nn.Module]) 
         modules = others() if here.rank == last else [nn.Linear(4, 2)]
         with pytest.raises(ValueError, match=f"rank {last} has .*{re.escape(words)}"):
             wrap(nn.Sequential(nn.Linear(3, 4), *modules).to(here.device))
+
+
+@on_ranks(TWO, repeats=1)
+@pytest.mark.parametrize("wrap", [NaiveDDP, FullyShardedDataParallel])
+def test_an_embedding_that_changes_its_weight_is_refused(here: RankContext, wrap: Any) -> None:
+    with pytest.raises(ValueError, match="rank 1: embed has max_norm"):
+        wrap(nn.ModuleDict({"embed": nn.Embedding(4, 2, max_norm=1.0)}))
 
 
 def test_buckets_are_filled_from_the_last_parameter():

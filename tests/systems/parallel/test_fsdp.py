@@ -6,6 +6,7 @@ test_situations.py trains small models in many ways.
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -329,7 +330,25 @@ def test_a_part_uses_the_present_weights(here):
     compare(here, fsdp(), part_after_a_step)
 
 
-@on_ranks(TWO, repeats=1)
-def test_an_embedding_that_changes_its_weight_is_refused(here):
-    with pytest.raises(ValueError, match=r"embed .*max_norm"):
-        FullyShardedDataParallel(nn.ModuleDict({"embed": nn.Embedding(4, 2, max_norm=1.0)}))
+class HalfHidden(nn.Linear):
+    """A layer whose output has a tensor that FSDP sees, but not the one with a gradient."""
+
+    def forward(self, x: Tensor) -> Any:
+        return SimpleNamespace(value=super().forward(x)), torch.ones(1)
+
+
+class Opens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = HalfHidden(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inside(x)[0].value
+
+
+@on_ranks(TWO, GPUS, repeats=1)
+@pytest.mark.parametrize("peer_memory", [False, True])
+def test_backward_does_not_read_weights_that_are_freed(here, peer_memory):
+    run = Run(here, fsdp(peer_memory=peer_memory))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        plain(run, lambda: Net(Opens()))

@@ -162,6 +162,16 @@ def test_parameters_of_several_dtypes_keep_their_strides(here, peer_memory):
     assert all(torch.equal(read[name], value) for name, value in model.state_dict().items())
 
 
+@on_ranks(TWO)
+def test_options_that_are_loaded_are_copies(here: RankContext) -> None:
+    parameters = [nn.Parameter(torch.ones(2))]  # of which one rank has none
+    optimizer = ShardedOptimizer(parameters, torch.optim.Adam, lr=torch.tensor(0.5))
+    saved = optimizer.state_dict()
+    optimizer.load_state_dict(saved)
+    optimizer.param_groups[0]["lr"].fill_(0.25)
+    assert saved["param_groups"][0]["lr"] == 0.5
+
+
 class Halving(torch.optim.Optimizer):
     """Optimizer whose step has an argument and which keeps a counter in its groups."""
 

@@ -39,6 +39,7 @@ from tests.systems.parallel.situations import (
     Failed,
     Net,
     Run,
+    Strided,
     compare,
 )
 
@@ -426,12 +427,19 @@ def test_no_thread_of_gloo_outlives_the_process_group(name, given):
 # ---- checkpoints ---------------------------------------------------------------------------------
 
 
+def with_strides() -> nn.Module:
+    return Net(Strided(2))
+
+
 def saves(here: RankContext, name: str, folder: Path) -> None:
     """Train two steps, and save the model and the optimizer after the first."""
     run = Run(here, WRAPPERS[name])
-    run.make()
+    run.make(with_strides)
     run.train(0)
     saved = _state(run)
+    states = saved[1]["state"].values() if saved[1] else ()
+    for state, parameter in zip(states, run.new(with_strides).parameters(), strict=False):
+        assert state["exp_avg"].stride() == parameter.stride()  # a fused optimizer relies on it
     dcp.save({"model": saved[0]}, checkpoint_id=folder / "dcp")
     if here.rank == 0:
         torch.save(saved, folder / "saved")
@@ -444,7 +452,7 @@ def saves(here: RankContext, name: str, folder: Path) -> None:
 def loads(here: RankContext, name: str, folder: Path) -> None:
     """Load what `saves` saved with another wrapper and number of ranks, and train the next step."""
     run = Run(here, WRAPPERS[name])
-    run.make()
+    run.make(with_strides)
     model, optimizer = torch.load(folder / "saved")
     target = {"model": {name: torch.zeros_like(value) for name, value in model.items()}}
     dcp.load(target, checkpoint_id=folder / "dcp")
