@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,12 @@ def counted(count: int, noun: str) -> str:
 def tally(kinds: Iterable[object]) -> str:
     """Return how often each kind occurs, the most frequent first, for example `3 ok, 1 oom`."""
     return ", ".join(f"{count} {kind}" for kind, count in Counter(kinds).most_common())
+
+
+def abridged(texts: Sequence[str], most: int) -> str:
+    """Return the first `most` texts and the number of the others, such as `a, b and 3 more`."""
+    more = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def plural(noun: str) -> str:
