@@ -1,4 +1,4 @@
-"""Conversion of numbers, other scalars, paths, lines and ids of Slurm jobs to text."""
+"""Conversion of numbers, other scalars, times, paths, lines and ids of Slurm jobs to text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,11 @@ def format_ratio(ratio: float, spread: float, digits: int = 2, unit: str = "x") 
     if spread <= abs(ratio):
         return f"{ratio:.{digits}f}{unit}"
     return f"{format_number(ratio, 2)}{unit} (noise)"
+
+
+def format_utc(seconds: float, pattern: str = "%Y-%m-%d %H:%M") -> str:
+    """Return a time, given in seconds since the epoch, as text in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime(pattern)
 
 
 def counted(count: int, noun: str) -> str:
