@@ -1,11 +1,12 @@
-"""Conversion of numbers, other scalars, paths, lines and ids of Slurm jobs to text."""
+"""Conversion of numbers, other scalars, times, paths, lines and ids of Slurm jobs to text."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,11 @@ def format_ratio(ratio: float, spread: float, digits: int = 2, unit: str = "x") 
     return f"{format_number(ratio, 2)}{unit} (noise)"
 
 
+def format_utc(seconds: float, pattern: str = "%Y-%m-%d %H:%M") -> str:
+    """Return a time, given in seconds since the epoch, as text in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime(pattern)
+
+
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun in singular or plural, for example `1 run` or `2 processes`."""
     return f"{count} {noun if count == 1 else plural(noun)}"
@@ -60,6 +66,12 @@ def counted(count: int, noun: str) -> str:
 def tally(kinds: Iterable[object]) -> str:
     """Return how often each kind occurs, the most frequent first, for example `3 ok, 1 oom`."""
     return ", ".join(f"{count} {kind}" for kind, count in Counter(kinds).most_common())
+
+
+def abridged(texts: Sequence[str], most: int) -> str:
+    """Return the first `most` texts and the number of the others, such as `a, b and 3 more`."""
+    more = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def plural(noun: str) -> str:

@@ -25,6 +25,11 @@ class Shape:
     gpu_type: str | None = None  # Slurm's name of the GPU model; None: any
     exclusive: bool = False  # whether no other job runs on the nodes at the same time
 
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs on all nodes."""
+        return self.nodes * self.gpus_per_node
+
     def __str__(self) -> str:
         parts = [counted(self.nodes, "node")]
         if self.gpus_per_node:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from jobs.cli.arguments import AnyFolders, flag
 from jobs.cli.observed import observed_in
 from jobs.cli.output import note, width
-from jobs.formatting import relative
+from jobs.formatting import format_utc, relative
 from jobs.report.hours import hours
 from jobs.report.tables.markdown import markdown_table
 from jobs.results.latest import LOGS
@@ -45,10 +44,7 @@ def list_(
                 ", ".join(f"{count} {status}" for status, count in row["states"].items())
                 for row in rows
             ],
-            "newest (UTC)": [
-                datetime.fromtimestamp(row["newest"], UTC).strftime("%Y-%m-%d %H:%M")
-                for row in rows
-            ],
+            "newest (UTC)": [format_utc(row["newest"]) for row in rows],
             "GPU-hours": [f"{row['gpu_hours']:.2f}" for row in rows],
         }
         print(markdown_table(columns, "left", width(), _LEAST, see="--json"))

@@ -17,7 +17,7 @@ from jobs.cli.output import broken, columns
 from jobs.cli.watch import LONGEST_S, SHORTEST_S, WatchingCommand, watch
 from jobs.cli.where import matching
 from jobs.code.short_names import run_labels
-from jobs.formatting import compact_ids, counted, format_range
+from jobs.formatting import abridged, compact_ids, counted, format_range
 from jobs.results.run_states import Observation, TaskState, summary
 from jobs.results.stale import with_stale
 from jobs.status import Status
@@ -148,9 +148,7 @@ def _judgements(seen: Observation) -> Iterator[str]:
     if parts:
         yield broken(f"  blocks: {', '.join(parts)}", indent=4)
     for block, each in list(undecided.items())[:SHOWN_SIMILAR]:
-        cells = ", ".join(each.undecided[:SHOWN_SIMILAR])
-        more = len(each.undecided) - SHOWN_SIMILAR
-        cells += f" and {more} more" if more > 0 else ""
+        cells = abridged(each.undecided, SHOWN_SIMILAR)
         which = f"    block {block} after {counted(each.rounds, 'round')}: undecided {cells}"
         yield broken(f"{which} (of {counted(each.cells, 'cell')})", indent=6)
 

@@ -15,7 +15,7 @@ from jobs.cli.observed import observed
 from jobs.cli.output import fail, note, width
 from jobs.cli.where import matching_runs
 from jobs.errors import TableError
-from jobs.formatting import relative
+from jobs.formatting import abridged, relative
 from jobs.frame.results import Result, list_results
 from jobs.report.figures import Drawing, Figure
 from jobs.report.plots import ImageFormat
@@ -161,6 +161,4 @@ def _without_points(results: list[Result]) -> list[str]:
     absent = {key: each for key, each in absent.items() if key not in measured}
     names = varying([each.run for each in results])
     texts = [f"{each.run.label(names)} ({each.failure_text})" for each in absent.values()]
-    more = len(texts) - MOST_LISTED
-    listed = ", ".join(texts[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
-    return [f"plots have no point of {listed}"] if listed else []
+    return [f"plots have no point of {abridged(texts, MOST_LISTED)}"] if texts else []

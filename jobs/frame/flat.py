@@ -214,7 +214,7 @@ def _reason(result: Result) -> str | None:
     """Return why a result has no numbers. None if it is ok."""
     if result.status is Status.ok:
         return None
-    failure = result.outcome.failure if result.outcome else None
+    failure = result.failure
     if failure is None:
         return result.detail or ("no record on this device" if result.record is None else None)
     return f"{result.failure_text}: {failure.summary}" if failure.memory else failure.summary

@@ -14,7 +14,6 @@ from jobs.errors import TableError
 from jobs.results.counting import Selection, is_thrown_away, select_attempts, tried
 from jobs.results.record import Measurements, Record
 from jobs.results.run_states import Observation, TaskState
-from jobs.run import Run
 from jobs.status import Status
 from jobs.sweep.benchmarks import NoBenchmark, load_benchmark
 from jobs.sweep.views import PSEUDO
@@ -23,22 +22,15 @@ Key = tuple[Any, ...]  # identifies a row or column of a table: one value per di
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """Result of one repeat of a run on one kind of device, such as a GPU model."""
+class Result(TaskState):
+    """Result of one repeat of a run on one kind of device, such as a GPU model.
 
-    run: Run
-    repeat: int
-    device: str  # "" if unknown
-    status: Status
-    record: Record | None  # None if there is no record on this kind of device
-    detail: str = ""  # why there is no record
+    Its record is of this kind of device. If it has none, `detail` says why.
+    """
+
+    device: str = ""  # "" if unknown
     in_round: bool = False  # whether the record is of a complete round of a block
     trial: Record | None = None  # that before the record, if this is the first round after it
-
-    @property
-    def outcome(self) -> Record | None:
-        """The record, unless the run is queued or runs again."""
-        return None if self.status.is_live else self.record
 
     @property
     def measurements(self) -> Measurements | None:
@@ -56,7 +48,7 @@ class Result:
         """Text for the cell of a failed or missing run, such as `OOM (41.2 GiB)` or `timeout`."""
         if self.status != "oom":
             return self.status
-        failure = self.record.failure if self.record else None
+        failure = self.failure
         phase = f" in {failure.phase}" if failure is not None and failure.phase else ""
         if failure is None or failure.memory == "host":
             return f"OOM{phase} (host)"
@@ -101,6 +93,7 @@ def list_results(observation: Observation) -> list[Result]:
             continue
         if task.key in later and task.status in (Status.missing, Status.cancelled):
             continue
+        place = task.run, task.repeat
         own = devices_of.get(task.run.id, set())
         devices = [
             device for device in selection.devices if device in own or _can_run_on(device, task)
@@ -108,18 +101,17 @@ def list_results(observation: Observation) -> list[Result]:
         if not devices:
             results.append(_as_observed(task, task.record.device if task.record else ""))
         for device in devices:
-            place = task.run, task.repeat, device
             here = selection.shown.get((*task.key, device))
             withheld = selection.withheld.get((*task.key, device), "")
             why_not = "" if task.status.is_live else withheld
             if here is not None:
                 for record in here:
-                    in_round, trial = selection.is_in_round(record), trials.get(id(record))
-                    results.append(Result(*place, record.status, record, "", in_round, trial))
+                    in_rounds = selection.is_in_round(record), trials.get(id(record))
+                    results.append(Result(*place, record.status, record, "", device, *in_rounds))
             elif not why_not and (len(devices) == 1 or task.record is None):
                 results.append(_as_observed(task, device))
             else:
-                results.append(Result(*place, Status.missing, None, why_not))
+                results.append(Result(*place, Status.missing, None, why_not, device))
     return results
 
 
@@ -151,7 +143,7 @@ def _add_facts_of_trials(records: Sequence[Record], selection: Selection) -> dic
 
 
 def _as_observed(task: TaskState, device: str) -> Result:
-    return Result(task.run, task.repeat, device, task.status, task.record, task.detail)
+    return Result(task.run, task.repeat, task.status, task.record, task.detail, device)
 
 
 def _can_run_on(device: str, task: TaskState) -> bool:

@@ -160,19 +160,9 @@ def with_other_code(expansion: Expansion, other: OtherCode, keys: Blocks | None)
     blocks: list[Block] = []
     for run in expansion.runs:
         baseline = replace(run, id=_hash(run.id, other.name, 16), checkout=other.name)
-        members = (baseline.id, run.id)
-        blocks.append(
-            Block(
-                id=_hash(f"block {run.id}", other.name, 12),
-                baseline=baseline.id,
-                runs=members,
-                rounds=keys.most_rounds,
-                aa=keys.aa,
-                sustained=members if run.id in expansion.sustained else (),
-                auto=keys.is_auto,
-                trial=keys.most_rounds > 1,
-            )
-        )
+        name, members = _hash(f"block {run.id}", other.name, 12), (baseline.id, run.id)
+        sustained = members if run.id in expansion.sustained else ()
+        blocks.append(keys.block(name, members, sustained))
         runs += [baseline, run]
     return replace(expansion, runs=runs, blocks=blocks)
 

@@ -61,7 +61,7 @@ class EarlierTimes:
         times, hours = [], []
         for some in (runs if fewest is None else fewest, runs):
             seconds = [self.by_point.get(_point(run), mean) for run in some]
-            gpus = [run.shape.nodes * run.shape.gpus_per_node for run in some]
+            gpus = [run.shape.gpus for run in some]
             times.append(_time_text(sum(seconds)))
             hours.append(sum(one * count for one, count in zip(seconds, gpus, strict=True)) / 3600)
         text = " to ".join(dict.fromkeys(times))

@@ -144,4 +144,4 @@ def too_short(jobs: list[Job], runs: dict[str, Run]) -> list[str]:
 
 def worst_case_gpu_hours(jobs: list[Job]) -> float:
     """Return the GPU-hours of the jobs if each job uses its full time limit."""
-    return sum(j.timeout_min / 60 * j.shape.nodes * j.shape.gpus_per_node for j in jobs)
+    return sum(job.timeout_min / 60 * job.shape.gpus for job in jobs)

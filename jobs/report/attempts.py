@@ -5,9 +5,7 @@ python aggregate.py attempts logs/flash --where 'seq_len == 1024'
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
-from jobs.formatting import format_number, format_scalar, parameter_header
+from jobs.formatting import format_number, format_scalar, format_utc, parameter_header
 from jobs.frame.metrics import median_ms
 from jobs.frame.recorded import RECORDED, recorded_value
 from jobs.frame.results import list_results
@@ -57,7 +55,7 @@ def attempt_columns(observation: Observation, chosen: list[TaskState]) -> dict[s
         "status": [str(record.status) for record in records],
         "device": [record.device for record in records],
         **{name: [recorded_value(record, name) for record in records] for name in RECORDED},
-        "started (UTC)": [_time(record.started_at) for record in records],
+        "started (UTC)": [format_utc(record.started_at, "%Y-%m-%d %H:%M:%S") for record in records],
         **_medians(records),
         "shown": ["yes" if id(record) in shown else "no" for record in records],
         "why": [
@@ -84,10 +82,6 @@ def _run(record: Record) -> Run:
         timeout_s=0.0,
         checkout=record.checkout,
     )
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _medians(records: list[Record]) -> dict[str, list[str]]:

@@ -64,7 +64,7 @@ def hours(observation: Observation) -> list[Hours]:
     rows = {each.sweep.name: Hours(each.sweep.name) for each in observation.manifests}
     in_results = _in_results(observation)
     gpus = {
-        (manifest.id, run.id): run.shape.nodes * run.shape.gpus_per_node
+        (manifest.id, run.id): run.shape.gpus
         for manifest in observation.manifests
         for run in manifest.runs.values()
     }

@@ -75,16 +75,8 @@ class _Former:
                 each = (f"{one.shape} for {self.compared(one)}" for one in (run, baseline))
                 self.document.refuse(f"{what} {' and '.join(each)}", ("blocks",))
                 return
-        ordered = (baseline, *(run for run in members if run is not baseline))
-        yield Block(
-            id=name,
-            baseline=baseline.id,
-            runs=tuple(run.id for run in ordered),
-            rounds=self.keys.most_rounds,
-            aa=self.keys.aa,
-            auto=self.keys.is_auto,
-            trial=self.keys.most_rounds > 1,
-        )
+        others = [run.id for run in members if run is not baseline]
+        yield self.keys.block(name, (baseline.id, *others))
 
     def is_baseline(self, run: Run) -> bool:
         return all(run.params.get(name, ...) == value for name, value in self.baseline.items())

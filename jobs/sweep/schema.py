@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, field_serializer
 
+from jobs.block import Block
 from jobs.sweep.resources import Launch, Resources, Slurm
 from jobs.sweep.value_types import STRICT, Name, Positive, Scalar
 from jobs.sweep.views import Plot, Table
@@ -51,13 +52,21 @@ class Blocks(_Strict):
     sustained: Sustained | None = None
 
     @property
-    def is_auto(self) -> bool:
-        """Whether workers choose the number of rounds, see `jobs.verdicts.decided`."""
-        return self.rounds == "auto"
-
-    @property
     def most_rounds(self) -> int:
         return self.max_rounds if isinstance(self.rounds, str) else self.rounds
+
+    def block(self, id: str, runs: tuple[str, ...], sustained: tuple[str, ...] = ()) -> Block:
+        """Return the block of some runs, of which the first is the baseline."""
+        return Block(
+            id=id,
+            baseline=runs[0],
+            runs=runs,
+            rounds=self.most_rounds,
+            aa=self.aa,
+            sustained=sustained,
+            auto=self.rounds == "auto",
+            trial=self.most_rounds > 1,
+        )
 
 
 Values = Annotated[list[Scalar], Field(min_length=1)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from jobs.formatting import is_number
+from jobs.formatting import abridged, is_number
 from jobs.frame.recorded import UNKNOWN, environment_value, recorded_value
 from jobs.results.record import Record, throttle_reasons
 
@@ -32,7 +32,8 @@ def differences(before: Records, after: Records) -> list[str]:
     for name, of in _VALUES.items():
         ours, theirs = _values(before, of), _values(after, of)
         if ours != theirs:
-            lines.append(f"{name}: {_named(ours)} before, {_named(theirs)} after")
+            first, second = (abridged(values, MOST_NAMED) for values in (ours, theirs))
+            lines.append(f"{name}: {first} before, {second} after")
     return [*lines, *_other_sources(before, after), *_other_clocks(before, after)]
 
 
@@ -55,11 +56,6 @@ _VALUES: dict[str, Callable[[Record], Any]] = {
 def _values(records: Records, of: Callable[[Record], Any]) -> list[str]:
     found = {str(of(record) or UNKNOWN) for record in records}
     return sorted(found - {UNKNOWN}) or [UNKNOWN]
-
-
-def _named(values: list[str]) -> str:
-    more = len(values) - MOST_NAMED
-    return ", ".join(values[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _gpus(records: Records) -> set[Any]:

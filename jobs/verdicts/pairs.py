@@ -17,7 +17,7 @@ from jobs.verdicts.judge import RESOLUTION_MS, Round, Verdict
 
 TOO_SHORT = "time of 0 ms"
 # Statuses with which a candidate fails by itself, and not because it was stopped.
-_LASTING = (Status.error, Status.wrong, Status.oom, Status.timeout)
+_OWN_FAILURES = [status for status in Status if status.runs_again_on_retry]
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Pair:
         if self.latest not in {allocation for allocation, _ in found}:
             measured = {round.allocation for round in self.rounds}
             found = [each for each in found if each[0] in measured]
-        return sum(reason in _LASTING for _, reason in found)
+        return sum(reason in _OWN_FAILURES for _, reason in found)
 
     @property
     def reason(self) -> str:

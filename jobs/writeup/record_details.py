@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from datetime import UTC, datetime
 from typing import Any
 
-from jobs.formatting import format_number, format_scalar, is_number, relative
+from jobs.formatting import format_number, format_scalar, format_utc, is_number, relative
 from jobs.frame.metrics import slowest_rank
 from jobs.frame.recorded import recorded_value
 from jobs.frame.statistics import statistic
@@ -29,7 +28,7 @@ def details(study: Study, record: Record) -> dict[str, Any]:
         "GPUs": ", ".join(str(gpu.get("uuid", "")) for gpu in record.gpus),
         "host": str(environment.get("host", "")),
         "commit": str(recorded_value(record, "commit")),
-        "started": datetime.fromtimestamp(record.started_at, UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "started": f"{format_utc(record.started_at)} UTC",
         "repeat, attempt": f"{record.repeat}, {record.attempt}",
         "block, round": f"{record.block.id}, {record.block.round}" if record.block else "",
         "failure": record.failure.summary if record.failure else "",

@@ -1,4 +1,4 @@
-"""A benchmark whose runs end in every possible way, for the tests of the worker."""
+"""A benchmark whose runs end in every possible way, for the tests of workers and clusters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PRELOAD = ()
 
 
 class Params(BenchmarkParams):
-    what: str  # the name of one of the functions below
+    what: str = "ok"  # the name of one of the functions below
     tag: int = 0  # distinguishes runs with the same action
     rank: int | None = None  # the rank that does the action, -1 for all; the others wait for it
     deaf: bool = False  # the other ranks ignore SIGTERM
@@ -39,10 +39,15 @@ class Params(BenchmarkParams):
     path: str = ""  # a file to write, or a FIFO that tells its reader that the run has started
     artifact: str = ""  # name of an artifact that each rank writes before its action
     pair: tuple[int, int] = (1, 2)  # must stay a tuple, although JSON has none
+    until: str = ""  # wait first until this file exists; "requeued": until the job is requeued
+    later: bool = False  # wait only after the trial of a block and the first round of a worker
 
 
 def run(params: Params) -> dict[str, Any]:
     assert params.pair == (1, 2)
+    if not params.later or _is_later(params):
+        while not _may_go_on(params.until):
+            time.sleep(0.05)
     if params.artifact:
         rank = os.environ.get("RANK", "")
         (artifacts_folder() / f"{params.artifact}{rank}").write_text("a trace")
@@ -77,6 +82,22 @@ def _act(params: Params, barrier: Callable[[], object]) -> dict[str, Any]:
     }
 
 
+def _is_later(params: Params) -> bool:
+    if json.loads(os.environ["RUN_ROUND"])["check"]:
+        return False
+    try:
+        open(f"round-{params.tag}-{os.getppid()}", "x").close()
+    except FileExistsError:
+        return True
+    return False
+
+
+def _may_go_on(until: str) -> bool:
+    if until == "requeued":
+        return "SLURM_RESTART_COUNT" in os.environ
+    return not until or Path(until).exists()
+
+
 class Peers:
     """A barrier between the ranks of a run on one machine, through sockets to rank 0."""
 
@@ -107,7 +128,7 @@ class Peers:
 
 
 def facts() -> dict[str, Any]:
-    shown = "RANK|MASTER_|TORCHELASTIC_|WORLD_SIZE|SLURM_|CUDA_VISIBLE|OMP_|RUN_ROUND"
+    shown = "RANK|MASTER_|TORCHELASTIC_|WORLD_SIZE|SLURM_|CUDA_VISIBLE|OMP_|RUN_ROUND|^CONTAINER$"
     environment = {name: value for name, value in os.environ.items() if re.search(shown, name)}
     checks = json.loads(os.environ.get("RUN_ROUND", "{}")).get("check", True)
     return {
@@ -121,6 +142,8 @@ def facts() -> dict[str, Any]:
             "at": [time.monotonic()],
             "worked": time.process_time(),
             "torch": "torch" in sys.modules,
+            "executable": sys.executable,
+            "folder": os.getcwd(),
             "environment": environment,
             "files": sorted(map(_target, os.listdir("/proc/self/fd"))),
             "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
@@ -303,9 +326,12 @@ def torch_memory_error(params: Params) -> dict[str, Any]:
 
 
 def fill_memory(params: Params) -> None:
-    held = []
-    while True:
-        held.append(b"x" * 2**22)
+    """Use up 4 GB slowly, and hang: Slurm checks the memory once per second."""
+    held: list[bytes] = []
+    while len(held) < 40:
+        held.append(os.urandom(1) * 10**8)
+        time.sleep(0.1)
+    hang_in_python(params)
 
 
 # ---- unusual facts and side effects --------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from jobs.formatting import counted, format_range, plural
+from jobs.formatting import abridged, counted, format_range, plural
 from jobs.frame.recorded import UNKNOWN, commit_or_reason, environment_value, loaded_version
 from jobs.frame.results import Result
 from jobs.frame.rows import Cell
@@ -92,10 +92,9 @@ def several_of(records: Sequence[Record], least: int = 1) -> list[str]:
         fewest = 1 if name == "untested" else least if name.startswith("commit") else 2
         if len(counts) < fewest or counts.keys() == {UNKNOWN}:
             continue
-        texts = [f"{each} ({count})" for each, count in counts.most_common(MOST_LISTED)]
-        more = len(counts) - MOST_LISTED
-        listed = next(iter(counts)) if len(counts) == 1 else ", ".join(texts)
-        found.append(f"{name} {listed}" + (f" and {more} more" if more > 0 else ""))
+        several = [f"{each} ({count})" for each, count in counts.most_common()]
+        texts = several if len(counts) > 1 else list(counts)
+        found.append(f"{name} {abridged(texts, MOST_LISTED)}")
     return found
 
 

@@ -20,7 +20,7 @@ from jobs.results.record import Record
 from tests.jobs.harness import ROOT, call, records
 from tests.jobs.launch.slurm_cluster import SlurmCluster
 
-BENCHMARK = "tests.benchmarks.slurm_scenarios"
+BENCHMARK = "tests.benchmarks.misbehave"
 HELD = {"additional_parameters": {"hold": True}}  # settings of jobs that stay in the queue
 
 

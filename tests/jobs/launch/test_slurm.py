@@ -29,22 +29,22 @@ def test_jobs_of_two_shapes_and_the_retry_of_those_that_failed(scenarios: Scenar
     scenario = scenarios.new(
         "array",
         cases=[
-            {"zip": {"index": [0, 1], "do": ["raise", "kill_self"]}},
-            {"grid": {"index": list(range(2, 12))}},
-            {"fixed": {"index": 99}, "resources": typed},
+            {"zip": {"tag": [0, 1], "what": ["raises", "sigkill"]}},
+            {"grid": {"tag": list(range(2, 12))}},
+            {"fixed": {"tag": 99}, "resources": typed},
         ],
         runs_per_job=cluster.max_array_size,
         slurm={"array_parallelism": 2},
     )
     done = scenario.submit_alone()
     assert done.returncode == 0, done.stdout
-    *arrayed, on_gpu = sorted(scenario.finish(), key=lambda record: record.params["index"])
+    *arrayed, on_gpu = sorted(scenario.finish(), key=lambda record: record.params["tag"])
     raised, killed, *others = arrayed
 
     assert raised.status == "error"
-    assert "told to raise" in raised.failure.traceback
+    assert "in raises" in raised.failure.traceback
     logs = scenario.call("jobs", "logs", raised.run, "--in", "out")
-    assert "ValueError: run 0 was told to raise" in logs.stdout
+    assert "ValueError: the message" in logs.stdout
     assert killed.status == "killed" and killed.failure.type == "SIGKILL"
     assert [record.status for record in others] == ["ok"] * 10
 
@@ -58,7 +58,7 @@ def test_jobs_of_two_shapes_and_the_retry_of_those_that_failed(scenarios: Scenar
     assert on_gpu.status == "error"
     assert f"given 1 GPU (CUDA_VISIBLE_DEVICES={len(cluster.gpus) - 1})" in on_gpu.failure.message
 
-    retried = scenario.call("jobs", "retry", "out", "--where", "index < 2")
+    retried = scenario.call("jobs", "retry", "out", "--where", "tag < 2")
     assert "submitted 2 runs as 1 job;" in retried.stdout, retried.stdout
     again = [(r.run, r.status) for r in scenario.finish() if r.attempt == 2]
     assert again == [(raised.run, "error"), (killed.run, "killed")]
@@ -69,8 +69,8 @@ def test_a_failing_setup_beside_a_request_that_is_impossible(scenarios: Scenario
     scenario = scenarios.new(
         "setup",
         cases=[
-            {"fixed": {"index": 0}},
-            {"fixed": {"index": 1}, "resources": {"nodes": 5}},
+            {"fixed": {"tag": 0}},
+            {"fixed": {"tag": 1}, "resources": {"nodes": 5}},
         ],
         slurm={"setup": ["# comment", "export A=1", "[ $A = 1 ]", "cat /nowhere"]},
     )
@@ -91,7 +91,7 @@ def test_a_failing_setup_beside_a_request_that_is_impossible(scenarios: Scenario
 def test_a_job_that_no_node_can_run_says_what_it_requests(scenarios: Scenarios) -> None:
     """sbatch accepts it, and the scheduler fails it without a start."""
     huge = {"mem_gb": 100_000, "cpus_per_task": 2}
-    scenario = scenarios.submit("huge", fixed={"index": 0}, resources=huge)
+    scenario = scenarios.submit("huge", fixed={"tag": 0}, resources=huge)
     assert scenario.finish() == []
     offer = "offer 1 node, 2 CPUs per node, 100000 GiB of memory per node"
     detail = scenario.status()["tasks"][0]["detail"]
@@ -103,7 +103,7 @@ def test_jobs_that_cannot_be_noted_are_not_submitted(
     scenarios: Scenarios, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither `status` nor `cancel` would find the jobs."""
-    scenario = scenarios.new("unsaved", grid={"index": [0, 1]}, fixed={"until": "never"})
+    scenario = scenarios.new("unsaved", grid={"tag": [0, 1]}, fixed={"until": "never"})
     for name, value in scenario.cluster.environment.items():
         monkeypatch.setenv(name, value)
     manifest = write_submission(Path(scenario.write_sweep()), scenario.out, Executor.slurm)
@@ -115,7 +115,7 @@ def test_jobs_that_cannot_be_noted_are_not_submitted(
 
 def test_a_refused_submission_is_not_the_last_one(scenarios: Scenarios) -> None:
     """Commands without a folder stay with the submission that Slurm accepted before."""
-    scenario = scenarios.new("unknown", grid={"index": [0, 1]}, slurm={"partition": "nowhere"})
+    scenario = scenarios.new("unknown", grid={"tag": [0, 1]}, slurm={"partition": "nowhere"})
     held = "slurm.additional_parameters={hold: true}"
     assert scenario.submit("slurm.partition=debug", held).returncode == 0
     done = scenario.call("jobs.submit", scenario.write_sweep(), "--out", "logs/refused")
@@ -134,7 +134,7 @@ def test_cancel_and_resubmit(scenarios: Scenarios) -> None:
     """Of an array, one job executes a run and two more wait in it; the other is pending."""
     scenario = scenarios.submit(
         "cancelled",
-        zip={"index": [0, 1, 2, 3, 4, 5], "until": ["go", *[""] * 5]},
+        zip={"tag": [0, 1, 2, 3, 4, 5], "until": ["go", *[""] * 5]},
         runs_per_job=3,
         slurm={"array_parallelism": 1},
     )
@@ -148,7 +148,7 @@ def test_cancel_and_resubmit(scenarios: Scenarios) -> None:
 
     done = scenario.call("jobs", "cancel", "out")
     assert done.returncode == 0 and "cancelled 2 jobs" in done.stdout, done.stdout
-    assert [(r.params["index"], r.status) for r in scenario.finish()] == [(0, "cancelled")]
+    assert [(r.params["tag"], r.status) for r in scenario.finish()] == [(0, "cancelled")]
     assert states(scenario.status()) == ["cancelled"] * 6
     assert scenario.call("jobs", "status", "out").returncode == 1
 
@@ -166,14 +166,14 @@ def test_cancel_and_resubmit(scenarios: Scenarios) -> None:
 @pytest.mark.slow
 def test_one_job_from_inside_another(scenarios: Scenarios) -> None:
     """A job does not inherit the environment of the Slurm job in which it was submitted."""
-    scenario = scenarios.new("inside", grid={"index": [0]}, resources={"cpus_per_task": 2})
+    scenario = scenarios.new("inside", grid={"tag": [0]}, resources={"cpus_per_task": 2})
     leaks = {"RANK": "3", "MASTER_PORT": "29500", "SLURM_CPU_BIND": "quiet,mask_cpu:0x8"}
     done = scenario.submit_alone("srun", "--export=ALL", **leaks)
     assert done.returncode == 0, done.stdout
     (record,) = scenario.finish()
     seen = facts(record)["environment"]
-    assert (seen["RANK"], seen["MASTER_PORT"]) == (None, None)
-    assert seen["SLURM_CPU_BIND"] != leaks["SLURM_CPU_BIND"]
+    assert not {"RANK", "MASTER_PORT"} & seen.keys()
+    assert seen.get("SLURM_CPU_BIND") != leaks["SLURM_CPU_BIND"]
     assert seen["CUDA_VISIBLE_DEVICES"] == ""
     assert seen["SLURM_CPUS_PER_TASK"] == "2"
     assert "array_job_id" not in record.slurm
@@ -182,7 +182,7 @@ def test_one_job_from_inside_another(scenarios: Scenarios) -> None:
 @pytest.mark.slow
 def test_two_submissions_at_the_same_time(scenarios: Scenarios) -> None:
     """Every run is submitted once. The first waits in sbatch until the second has ended."""
-    scenario = scenarios.new("together", grid={"index": [0, 1]}, slurm=HELD)
+    scenario = scenarios.new("together", grid={"tag": [0, 1]}, slurm=HELD)
     until_go = "for _ in {1..1200}; do [ -e go ] && break; sleep 0.1; done"
     waiting = scenario.programs(sbatch=f'{until_go}; exec $real "$@"')
     with ThreadPoolExecutor() as threads:
@@ -200,7 +200,7 @@ def test_two_submissions_at_the_same_time(scenarios: Scenarios) -> None:
 @pytest.mark.slow
 def test_an_interrupted_submission_names_the_jobs_that_stay(scenarios: Scenarios) -> None:
     """Signals wait for the answer of sbatch, which has accepted the first of two arrays."""
-    cases = [{"fixed": {"index": n - 1}, "resources": {"nodes": n}} for n in (1, 2)]  # two arrays
+    cases = [{"fixed": {"tag": n - 1}, "resources": {"nodes": n}} for n in (1, 2)]  # two arrays
     scenario = scenarios.new("interrupted", cases=cases, slurm=HELD)
     interrupting = scenario.programs(
         sbatch='kill -TERM $PPID; kill -INT $PPID; sleep 3; exec $real "$@"'
@@ -238,9 +238,9 @@ def test_all_processes_of_a_job_use_the_interpreter_in_its_container(scenarios: 
     python = str(image / "bin" / "python")
     path = f"{image}/bin:{os.environ['PATH']}"
     command = f"apptainer exec --nv image.sif {shlex.quote(python)}"
-    inside = scenarios.new("apptainer", grid={"index": [0]}, slurm={"python": command})
+    inside = scenarios.new("apptainer", grid={"tag": [0]}, slurm={"python": command})
     assert inside.submit(PATH=path).returncode == 0
-    wrong = scenarios.submit("wrong", grid={"index": [0]}, slurm={"python": "/nowhere/python"})
+    wrong = scenarios.submit("wrong", grid={"tag": [0]}, slurm={"python": "/nowhere/python"})
     (record,) = inside.finish()
     seen = facts(record)
     assert (seen["environment"]["CONTAINER"], seen["executable"]) == ("apptainer", python)

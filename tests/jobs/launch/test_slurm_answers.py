@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slurm
 @pytest.fixture
 def held(scenarios: Scenarios) -> Iterator[Scenario]:
     """A scenario of two runs in an array that is held."""
-    scenario = scenarios.submit("held", grid={"index": [0, 1]}, slurm=HELD)
+    scenario = scenarios.submit("held", grid={"tag": [0, 1]}, slurm=HELD)
     yield scenario
     scenario.cluster.client("scancel", f"--name={scenario.name}")
 
@@ -77,7 +77,7 @@ def test_odd_words_lines_of_a_wrapper_and_settings_of_the_user_hide_no_job(held:
     ids=["denied", "number only", "other words"],
 )
 def test_jobs_are_found_whatever_sbatch_says(scenarios: Scenarios, script: str) -> None:
-    scenario = scenarios.new("accepted", grid={"index": [0, 1]}, slurm=HELD)
+    scenario = scenarios.new("accepted", grid={"tag": [0, 1]}, slurm=HELD)
     done = scenario.submit(**scenario.programs(sbatch=script))
     assert done.returncode == 0 and "submitted 2 runs as 2 jobs" in done.stdout, done.stdout
     assert len(scenario.queue()) == 2
@@ -85,7 +85,7 @@ def test_jobs_are_found_whatever_sbatch_says(scenarios: Scenarios, script: str) 
 
 
 def test_jobs_of_a_submitter_that_died_in_sbatch_are_found(scenarios: Scenarios) -> None:
-    scenario = scenarios.new("died", grid={"index": [0, 1]}, slurm=HELD)
+    scenario = scenarios.new("died", grid={"tag": [0, 1]}, slurm=HELD)
     deadly = scenario.programs(sbatch='$real "$@"; kill -9 $PPID')
     assert scenario.submit_alone(**deadly).returncode == -signal.SIGKILL
     down = scenario.programs(scontrol="echo 'Slurmctld(primary) at n is DOWN'")
@@ -131,7 +131,7 @@ def test_a_cluster_that_can_be_asked_from_here(
 ) -> None:
     """Programs on PATH stand for clusters with a common database, which the option -M needs."""
     wanted = {"additional_parameters": {"hold": True, "clusters": "other"}}
-    scenario = scenarios.new("elsewhere", grid={"index": [0, 1]}, slurm=wanted)
+    scenario = scenarios.new("elsewhere", grid={"tag": [0, 1]}, slurm=wanted)
     there = other_cluster.environment["SLURM_CONF"]
     script = f'[ "$1" = -M ] && {{ shift 2; export SLURM_CONF={there}; }}; exec $real "$@"'
     sbatch = f"sed /clusters=other/d | SLURM_CONF={there} $real"
@@ -149,7 +149,7 @@ def test_a_job_that_got_the_number_of_another_is_not_cancelled(
     """A controller that lost its state gives the numbers again."""
     cluster = other_cluster
     cluster.lose_state()
-    scenario = Scenarios(cluster, tmp_path).submit("lost", grid={"index": [0, 1]}, slurm=HELD)
+    scenario = Scenarios(cluster, tmp_path).submit("lost", grid={"tag": [0, 1]}, slurm=HELD)
     (known,) = {job.split("_")[0] for job in scenario.queue()}
     cluster.lose_state()
     stranger = ("sbatch", "--array=0-1", "--hold", "--job-name=stranger", "--wrap=true")
@@ -171,7 +171,7 @@ def test_a_job_that_got_the_number_of_another_is_not_cancelled(
 
 @pytest.mark.slow
 def test_a_job_that_cannot_be_requeued_says_so(scenarios: Scenarios) -> None:
-    zipped = {"index": [0, 1], "until": ["requeued", ""]}
+    zipped = {"tag": [0, 1], "until": ["requeued", ""]}
     scenario = scenarios.new("refused", zip=zipped, runs_per_job=2)
     refused = '[ "$1" = requeue ] && { echo "no such luck" >&2; exit 1; }; exec $real "$@"'
     done = scenario.submit(**scenario.programs(scontrol=refused))
@@ -182,14 +182,14 @@ def test_a_job_that_cannot_be_requeued_says_so(scenarios: Scenarios) -> None:
     assert scenario.cluster.client("scancel", "--signal=USR2", job).returncode == 0
     (record,) = scenario.finish()
     assert record.status == "preempted"
-    (task,) = (task for task in scenario.status()["tasks"] if task["params"]["index"] == 1)
+    (task,) = (task for task in scenario.status()["tasks"] if task["params"]["tag"] == 1)
     assert task["state"] == "killed" and "not requeued" in task["detail"]
     assert "no such luck" in task["detail"]
 
 
 @pytest.mark.slow
 def test_a_site_that_passes_no_environment(scenarios: Scenarios) -> None:
-    scenario = scenarios.new("no-environment", grid={"index": [0]})
+    scenario = scenarios.new("no-environment", grid={"tag": [0]})
     done = scenario.submit(**scenario.programs(sbatch='exec $real --export=NONE "$@"'))
     assert done.returncode == 0, done.stdout
     (record,) = scenario.finish()
@@ -205,7 +205,7 @@ from pathlib import Path
 os.setuid(65534)
 submission = Path(sys.argv[1])
 def changed(text):
-    return text.replace("tests.benchmarks.slurm_scenarios", "evil")
+    return text.replace("tests.benchmarks.misbehave", "evil")
 for path in [*submission.rglob("*"), submission]:
     with contextlib.suppress(OSError):
         if path.is_file():
@@ -237,7 +237,7 @@ def test_another_user_cannot_change_what_a_job_executes(
     scenarios: Scenarios, folder_of_all: Path, owner: int
 ) -> None:
     scenario = Scenarios(scenarios.cluster, folder_of_all).new(
-        "attacked", grid={"index": [0]}, slurm=HELD
+        "attacked", grid={"tag": [0]}, slurm=HELD
     )
     with umask(0):
         for folder in (scenario.out, scenario.out / "submissions"):

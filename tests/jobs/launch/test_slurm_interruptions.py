@@ -14,7 +14,7 @@ from tests.jobs.launch.slurm_scenario import Scenarios, states, worker_pid
 from tests.jobs.open_ports import attack, listening
 
 LIMIT = {"resources": {"timeout_min": 1}}
-BLOCKS = {"interleave": ["index", "until"], "baseline": {"index": 0}, "rounds": 2}
+BLOCKS = {"interleave": ["tag", "until"], "baseline": {"tag": 0}, "rounds": 2}
 
 pytestmark = pytest.mark.slurm
 
@@ -30,7 +30,6 @@ def test_two_nodes_of_two_processes(scenarios: Scenarios) -> None:
     bomb = scenarios.folder / "bomb"
     scenario = scenarios.submit(
         "nodes",
-        benchmark="tests.benchmarks.misbehave",
         cases=[
             {"fixed": {"what": "pause", **there["attacked"]}},
             {"fixed": {"what": "raises", "rank": 3}},
@@ -86,7 +85,7 @@ def test_each_node_uses_the_gpus_that_slurm_gave_it(scenarios: Scenarios) -> Non
     cluster.wait_for(lambda: cluster.client(*running).stdout, "the holder of a GPU")
     scenario = scenarios.submit(
         "gpus",
-        fixed={"index": 0},
+        fixed={"tag": 0},
         resources={"nodes": 2, "gpus_per_node": 1, "mem_gb": 2.5},
         launch={"nproc_per_node": 1},
         slurm={"exclude": last},
@@ -102,7 +101,10 @@ def test_each_node_uses_the_gpus_that_slurm_gave_it(scenarios: Scenarios) -> Non
 def test_out_of_memory_in_slurms_eyes(scenarios: Scenarios) -> None:
     """If Slurm ends a job step for its memory, the run that was executing counts as oom."""
     scenario = scenarios.submit(
-        "memory", grid={"do": ["eat_memory", "raise"]}, runs_per_job=2, resources={"mem_gb": 1.5}
+        "memory",
+        grid={"what": ["fill_memory", "raises"]},
+        runs_per_job=2,
+        resources={"mem_gb": 1.5},
     )
     assert [record.status for record in scenario.finish()] == ["oom", "error"]
     assert states(scenario.status()) == ["oom", "error"]
@@ -111,10 +113,10 @@ def test_out_of_memory_in_slurms_eyes(scenarios: Scenarios) -> None:
 @pytest.mark.exhaustive  # faster: test_an_early_warning_is_repeated_when_it_is_due
 def test_time_limit(scenarios: Scenarios) -> None:
     """One minute is the shortest limit in Slurm. Only the interrupted run is repeated."""
-    zipped = {"index": [0, 1, 2], "until": ["", "requeued", ""]}
+    zipped = {"tag": [0, 1, 2], "until": ["", "requeued", ""]}
     interrupted = scenarios.submit("limit", zip=zipped, runs_per_job=3, **LIMIT)
-    endless = scenarios.submit("endless", fixed={"until": "never"}, grid={"index": [0]}, **LIMIT)
-    found = [(r.params["index"], r.status) for r in interrupted.finish()]
+    endless = scenarios.submit("endless", fixed={"until": "never"}, grid={"tag": [0]}, **LIMIT)
+    found = [(r.params["tag"], r.status) for r in interrupted.finish()]
     assert found == [(0, "ok"), (1, "preempted"), (1, "ok"), (2, "ok")]
     (record,) = endless.finish()
     assert record.status == "timeout" and "limit of 1 min" in record.failure.message
@@ -125,20 +127,20 @@ def test_time_limit(scenarios: Scenarios) -> None:
 
 def block(until: str) -> dict[str, object]:
     """Return the parameters of a block of two runs, of which the second waits."""
-    return {"index": [0, 1], "until": ["", until]}
+    return {"tag": [0, 1], "until": ["", until]}
 
 
 TRIAL = [(-1, 0, "ok"), (-1, 1, "ok")]
 
 
 def whole(number: int) -> list[tuple[int, int, str]]:
-    return [(number, index, "ok") for index in ((0, 0, 1) if number == 2 else (0, 1, 0))]
+    return [(number, tag, "ok") for tag in ((0, 0, 1) if number == 2 else (0, 1, 0))]
 
 
 def rounds(records: list[Record]) -> list[tuple[int, int, str]]:
-    """Return round (-1: trial), index and status of each record, in the order of execution."""
+    """Return round (-1: trial), tag and status of each record, in the order of execution."""
     places = [(r, -1 if r.block.trial else r.block.round) for r in records if r.block]
-    return [(number, r.params["index"], r.status) for r, number in places]
+    return [(number, r.params["tag"], r.status) for r, number in places]
 
 
 def executions(records: list[Record]) -> int:
