@@ -37,6 +37,7 @@ def outcome_of_ranks(
     - All ranks are ok: the outcomes of the ranks are merged.
     - A node was unable to execute or report its part: the outcome is what it says.
     - The run reached its timeout, and no rank failed by itself: timeout.
+    - torchrun's agent was killed, and no rank failed by itself: killed.
     - A rank failed: the outcome is that of the rank with the lowest `Cause`, then the earliest.
     - Otherwise torchrun itself failed, and the outcome is its error.
 
@@ -56,8 +57,13 @@ def outcome_of_ranks(
     )
     failures = [*raised, *_silent(nodes, world_size)]
     first = min(failures, key=lambda f: (f.cause, f.at, f.rank), default=None)
-    if expired and (first is None or first.cause >= Cause.lost_peer):
+    by_itself = first is not None and first.cause < Cause.lost_peer
+    if expired and not by_itself:
         return timed_out(timeout_s, stacks)
+    for node in nodes:
+        # Perhaps together with the rank that others lost, which the agent then could not report
+        if node.agent is None and node.exit_code < 0 and not by_itself:
+            return died(node.exit_code, node.log_end, node.out_of_memory)
     if first is not None:
         assert first.outcome.failure is not None
         failure = first.outcome.failure.model_copy(update={"rank": first.rank})

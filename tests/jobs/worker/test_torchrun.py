@@ -184,6 +184,8 @@ CUT = node([], [], agent=None)  # a node on which the timeout ended the agent
         # no failed rank is known, or the ranks disagree
         ([node([], [], agent=AgentReport(error="no rendezvous"))], False, "error", None),
         ([node([], [], agent=None, exit_code=-9)], False, "killed", None),
+        # the agent was killed, and before it the rank that rank 0 lost
+        ([node([left(0, 49.0, True)], [], agent=None, exit_code=-9)], False, "killed", None),
         ([node([OK, NOTHING], [])], False, "error", 1),
         # the temporary folder of one node is full, so its ranks could not report
         ([LOST_PEER, node([], [(1, 1)], unable=FULL)], False, "killed", None),
