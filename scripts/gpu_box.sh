@@ -44,6 +44,8 @@ step install
 if [ -n "${WHEELS:-}" ]; then
     site=$(mktemp -d)
     "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" "$WHEELS"/*.whl || exit 1
+    # Python reads .pth files, as of nvidia-cutlass-dsl, only in site folders.
+    echo 'import os, site; site.addsitedir(os.path.dirname(__file__))' >"$site/sitecustomize.py"
     export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
 else
     "$python" -m venv .venv && .venv/bin/pip install -q -e '.[test]' || exit 1
