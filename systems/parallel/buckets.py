@@ -77,16 +77,15 @@ def strides_of(tensor: Tensor) -> tuple[int, ...]:
 
 
 def dense_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor with the dtype of another and the strides of a dense copy of that.
+    """Return a tensor with the strides of a dense copy of another, which has its shape.
 
     It is a copy if need be.
     """
-    if tensor.dtype == like.dtype:
-        if tensor.is_contiguous() and like.is_contiguous():  # quick, and nearly always so
-            return tensor
-        if tensor.stride() == strides_of(like):
-            return tensor
-    return torch.empty_like(like).copy_(tensor)
+    if tensor.is_contiguous() and like.is_contiguous():  # quick, and nearly always so
+        return tensor
+    if tensor.stride() == strides_of(like):
+        return tensor
+    return torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
 
 
 def in_memory_order(dense: Tensor) -> Tensor:

@@ -145,11 +145,11 @@ class FullyShardedDataParallel(DataParallelWrapper):
             self._attach(index, layer)
         module.register_state_dict_post_hook(partial(self._unshard))
         module.register_load_state_dict_pre_hook(self._shard)
-        names_of_layers = {
+        self._names = {
             index: f"layer {names[layer.module]}" for index, layer in enumerate(self._layers)
         }
-        self._forward_order = LayerOrder(self._meetings, "forward", names_of_layers)
-        self._backward_layers = LayerOrder(self._meetings, "backward", names_of_layers)
+        self._forward_order = LayerOrder(self._meetings, "forward", self._names)
+        self._backward_layers = LayerOrder(self._meetings, "backward", self._names)
         # Ranks that do not use the same weights of a layer would mix up their gradients.
         shards = {weight.shard: weight for weight in self._weights}
         self._reduced = LayerOrder(
@@ -225,14 +225,18 @@ class FullyShardedDataParallel(DataParallelWrapper):
         before, after = partial(self._before_forward, index), partial(self._after_forward, index)
         compiled = layer.module._compiled_call_impl
         if compiled is None:
-            # Hooks of the user see the whole weights, in the dtype of the computation.
+            # Hooks of the user see the whole weights, and inputs that are not cast yet.
             layer.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+            if self.compute_dtype is not None:
+                layer.module.register_forward_pre_hook(self._cast_inputs, with_kwargs=True)
             layer.module.register_forward_hook(after, with_kwargs=True)
             return
 
         # `module.compile()` also compiles the hooks of the module. So this wraps the compiled call.
         def around(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = before(layer.module, args, kwargs)
+            before(layer.module, args, kwargs)
+            if self.compute_dtype is not None:
+                args, kwargs = self._cast_inputs(layer.module, args, kwargs)
             out = compiled(*args, **kwargs)
             after(layer.module, args, kwargs, out)
             return out
@@ -388,7 +392,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         super()._end_forward(output)
 
     @not_compiled
-    def _before_forward(self, index: int, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _before_forward(self, index: int, _: nn.Module, args: Any, kwargs: Any) -> None:
         layer = self._layers[index]
         if not self._in_forward and not in_backward():  # not called by the forward of the wrapper
             self._refuse_after_error()
@@ -401,9 +405,11 @@ class FullyShardedDataParallel(DataParallelWrapper):
                 self._release_after_backward(index, args, kwargs)
         for parameter in layer.parameters:
             parameter.show_unsharded()
-        if self.compute_dtype is not None:
-            args, kwargs = tree_map_only(Tensor, self._cast, (args, kwargs))
-        return args, kwargs
+
+    @not_compiled
+    def _cast_inputs(self, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        cast: tuple[Any, Any] = tree_map_only(Tensor, self._cast, (args, kwargs))
+        return cast
 
     def _next_layers(self, index: int) -> list[int]:
         """Return the layers to prefetch when a layer's forward or recomputation starts."""
@@ -427,6 +433,11 @@ class FullyShardedDataParallel(DataParallelWrapper):
             parameter.show_shard()
         if not layer.weights:
             return
+        if any(weight.was_changed for weight in layer.weights):
+            raise RuntimeError(
+                f"forward of {self._names[index]} has changed its weight in place, and FSDP frees "
+                "the whole weight after it; change parameters() between steps"
+            )
         if in_backward():
             order, at = self._backward_order or self._forward_order.visited, self._backward_at
             keep = bool(self._backward_order) and at - PREFETCH_LAYERS <= layer.position <= at
@@ -437,22 +448,26 @@ class FullyShardedDataParallel(DataParallelWrapper):
         at = layer.position
         if order[at : at + 1] != [index]:  # recomputed after another forward
             order, at = [index], 0
-        hook = weak_hook(self._before_backward, order, at)
         tensors = tensors_in(out)
-        outputs = [tensor for tensor in tensors if tensor.requires_grad]
-        for tensor in (*outputs, *_bases_of(outputs, args, kwargs)):
+        # To read is_leaf also renews a view of what was changed. Else register_hook may crash.
+        outputs = [tensor for tensor in tensors if tensor.requires_grad and not tensor.is_leaf]
+        hook = weak_hook(self._before_backward, order, at, False)
+        for tensor in outputs:
             tensor.register_hook(hook)
+        for base in _bases_of(outputs, args, kwargs):
+            base.register_hook(weak_hook(self._before_backward, order, at, True))
         # If the output hides its tensors, no hook can gather the layer before its backward.
         if not keep and (tensors or not torch.is_grad_enabled()):
             for weight in layer.weights:
                 weight.release()
 
-    def _before_backward(self, order: list[int], position: int, grad: Tensor) -> None:
+    def _before_backward(
+        self, order: list[int], position: int, of_base: bool, grad: Tensor
+    ) -> None:
         self._notice_backward()
         self._open = True
-        if self._backward_order is order and self._backward_at == position:
-            return  # another output of the same layer
-        self._backward_layers.visit(self._group, order[position])
+        if not (of_base and self._backward_order is order and self._backward_at == position):
+            self._backward_layers.visit(self._group, order[position])
         self._backward_order, self._backward_at = order, position
         self._gather(order[position], order[max(0, position - PREFETCH_LAYERS) : position][::-1])
         for parameter in self._layers[order[position]].parameters:

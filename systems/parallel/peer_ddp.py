@@ -198,7 +198,10 @@ class PeerBuckets:
                 "the memory format of parameters must not change after PeerDDP was made; call "
                 "model.to(memory_format=...) before"
             )
-        dense = list(map(dense_like, gradients, bucket))
+        dense = [
+            dense_like(gradient.to(parameter.dtype), parameter)
+            for gradient, parameter in zip(gradients, bucket, strict=True)
+        ]
         shares = self._shares(bucket, list(map(in_memory_order, dense)))
         if self._owners is not None:
             self._averages.start(shares, shares[self._rank])

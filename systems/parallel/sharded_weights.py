@@ -21,6 +21,8 @@ from systems.parallel.wrapper import gradient_of
 # These modules of torch compute with weights of submodules that they do not call.
 WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
+GATHERED = 0  # version of an unsharded weight that has its values, for autograd
+
 
 class FSDPParameter:
     """A parameter in two forms: `shard` for the optimizer, `unsharded` for the computation.
@@ -78,7 +80,6 @@ class ShardedWeight(FSDPParameter):
         self.flat.untyped_storage().resize_(0)
         self.gathering: Any = None  # what is in flight, with a method `wait`
         self._version = -1  # of the shard, when the memory was allocated
-        self._saved_as = 0  # version of the unsharded weight for what autograd has saved
         self._strides = strides_of(weight)
         weight.data, weight.grad = shard, None
         super().__init__(weight, nn.Parameter(unsharded, weight.requires_grad), places)
@@ -87,6 +88,12 @@ class ShardedWeight(FSDPParameter):
     def gathered(self) -> bool:
         """True if the unsharded weight has memory. Its values are valid only after `wait`."""
         return self.flat.untyped_storage().size() > 0
+
+    @property
+    def was_changed(self) -> bool:
+        """True if the unsharded weight was changed in place since it was gathered."""
+        is_whole = self.gathered and self.gathering is None
+        return is_whole and self.unsharded._version != GATHERED
 
     def allocate(self) -> None:
         """Allocate the memory of the unsharded weight, without values."""
@@ -98,8 +105,10 @@ class ShardedWeight(FSDPParameter):
         if self.gathering is not None:
             self.gathering.wait()
             self.gathering = None
-            # Autograd may read what it has saved of it.
-            torch._C._autograd._unsafe_set_version_counter((self.unsharded,), (self._saved_as,))
+            self._set_version(GATHERED)  # autograd may read what it has saved of it
+
+    def _set_version(self, version: int) -> None:
+        torch._C._autograd._unsafe_set_version_counter((self.unsharded,), (version,))
 
     def take_gradient(self) -> Tensor:
         """Return the gradient of the unsharded weight, and set it to None."""
@@ -143,8 +152,7 @@ class ShardedWeight(FSDPParameter):
             self.wait()
             self.flat.untyped_storage().resize_(0)
             # Autograd raises an error instead of reading it before it is gathered again.
-            self._saved_as = self.unsharded._version
-            torch.autograd.graph.increment_version(self.unsharded)
+            self._set_version(GATHERED + 1)
         self.show_shard()
 
     def release_old(self) -> None:

@@ -330,6 +330,42 @@ def test_a_part_uses_the_present_weights(here):
     compare(here, fsdp(), part_after_a_step)
 
 
+class Twins(nn.Module):
+    """One layer, one output of which needs a weight again after the gradient of that is complete.
+
+    Backward begins with the other output, which was computed last, and trains the weight.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        frozen = checkpoint(self._encode, x, True, use_reentrant=False)
+        return frozen, checkpoint(self._encode, 2 * x, False, use_reentrant=False)
+
+    def _encode(self, x: Tensor, frozen: bool) -> Tensor:
+        weight = self.encoder.weight.detach() if frozen else self.encoder.weight
+        return torch.tanh(nn.functional.linear(torch.tanh(x), weight))
+
+
+class OfTwins(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.twins = Twins()
+
+    def forward(self, x: Tensor) -> Tensor:
+        frozen, trained = self.twins(x)
+        return frozen + trained
+
+
+@on_ranks(TWO, GPUS, repeats=1)
+@pytest.mark.parametrize("peer_memory", [False, True])
+def test_every_output_of_a_layer_gathers_its_weights(here, peer_memory):
+    options = {"layers": (Twins,), "peer_memory": peer_memory}
+    compare(here, fsdp(**options), partial(plain, build=lambda: Net(OfTwins())))
+
+
 class HalfHidden(nn.Linear):
     """A layer whose output has a tensor that FSDP sees, but not the one with a gradient."""
 
@@ -352,3 +388,33 @@ def test_backward_does_not_read_weights_that_are_freed(here, peer_memory):
     run = Run(here, fsdp(peer_memory=peer_memory))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         plain(run, lambda: Net(Opens()))
+
+
+def clipped() -> Net:
+    """Return a model with a hook that clips a weight, as of a WGAN's critic."""
+
+    @torch.no_grad()
+    def clip(layer: Any, _: Any) -> None:
+        layer.weight.clamp_(-0.1, 0.1)
+
+    net = Net()
+    net.middle.register_forward_pre_hook(clip)
+    return net
+
+
+@on_ranks(TWO, GPUS, repeats=1)
+def test_a_weight_that_forward_changes_is_refused(here):
+    with pytest.raises(RuntimeError, match="forward of layer middle has changed its weight"):
+        plain(Run(here, fsdp()), clipped)
+
+
+def casting() -> Net:
+    net = Net()
+    net.middle.register_forward_pre_hook(lambda _, args: (args[0].float(),))
+    return net
+
+
+@on_ranks(TWO, GPUS, repeats=1)
+def test_inputs_are_cast_after_the_hooks_of_the_user(here):
+    run = Run(here, fsdp(compute_dtype=torch.bfloat16))
+    plain(run, casting)
