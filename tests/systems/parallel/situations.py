@@ -505,7 +505,7 @@ def changed_in_place() -> nn.Module:
 def hook_before() -> nn.Module:
     """Return a model with a hook of the user that computes with the weight of its layer."""
 
-    def scale(layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def scale(layer: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (args[0] * layer.weight.mean(),)
 
     net = Net()
