@@ -106,8 +106,9 @@ def list_results(observation: Observation) -> list[Result]:
             why_not = "" if task.status.is_live else withheld
             if here is not None:
                 for record in here:
-                    in_rounds = selection.is_in_round(record), trials.get(id(record))
-                    results.append(Result(*place, record.status, record, "", device, *in_rounds))
+                    in_round, trial = selection.is_in_round(record), trials.get(id(record))
+                    found = Result(*place, record.status, record, "", device, in_round, trial)
+                    results.append(found)
             elif not why_not and (len(devices) == 1 or task.record is None):
                 results.append(_as_observed(task, device))
             else:

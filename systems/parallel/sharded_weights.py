@@ -92,8 +92,7 @@ class ShardedWeight(FSDPParameter):
     @property
     def was_changed(self) -> bool:
         """True if the unsharded weight was changed in place since it was gathered."""
-        is_whole = self.gathered and self.gathering is None
-        return is_whole and self.unsharded._version != GATHERED
+        return self.unsharded._version != GATHERED and self.gathered and self.gathering is None
 
     def allocate(self) -> None:
         """Allocate the memory of the unsharded weight, without values."""

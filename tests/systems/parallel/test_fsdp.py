@@ -349,21 +349,19 @@ class Twins(nn.Module):
         return torch.tanh(nn.functional.linear(torch.tanh(x), weight))
 
 
-class OfTwins(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.twins = Twins()
-
-    def forward(self, x: Tensor) -> Tensor:
-        frozen, trained = self.twins(x)
-        return frozen + trained
+def before_twins() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), Twins())
 
 
 @on_ranks(TWO, GPUS, repeats=1)
 @pytest.mark.parametrize("peer_memory", [False, True])
 def test_every_output_of_a_layer_gathers_its_weights(here, peer_memory):
-    options = {"layers": (Twins,), "peer_memory": peer_memory}
-    compare(here, fsdp(**options), partial(plain, build=lambda: Net(OfTwins())))
+    def of(model: Any, x: Tensor) -> Tensor:
+        frozen, trained = model(x)
+        return (frozen + trained).square().mean()
+
+    wrapper = fsdp(layers=(Twins,), peer_memory=peer_memory)
+    compare(here, wrapper, partial(plain, build=before_twins, of=of))
 
 
 class HalfHidden(nn.Linear):
@@ -418,3 +416,4 @@ def casting() -> Net:
 def test_inputs_are_cast_after_the_hooks_of_the_user(here):
     run = Run(here, fsdp(compute_dtype=torch.bfloat16))
     plain(run, casting)
+    assert run.model(run.shares(3)[0]).dtype == torch.bfloat16
