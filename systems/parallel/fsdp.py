@@ -310,11 +310,18 @@ class FullyShardedDataParallel(DataParallelWrapper):
         if metadata.get("assign_to_params_buffers"):
             raise TypeError("FSDP cannot load with assign=True, which would replace its shards")
         self._release_all()
+        errors = args[-1]
         weights = {weight.shard: weight for weight in self._weights}
         for name, p in self.module.named_parameters(remove_duplicate=False):
-            given = states.get(prefix + name)
-            if p in weights and given is not None and given.shape == weights[p].shape:
-                states[prefix + name] = weights[p].piece_of(given)
+            key = prefix + name
+            if p not in weights or key not in states:
+                continue
+            given, whole = states[key].shape, weights[p].shape
+            if given == whole:
+                states[key] = weights[p].piece_of(states[key])
+            else:
+                errors.append(f"{key} must have shape {tuple(whole)}, got {tuple(given)}")
+                states[key] = p
 
     def optimizer_state_dict(self, optimizer: Optimizer, to: int | None = None) -> dict[str, Any]:
         """Return the state of an optimizer of `parameters()`, unsharded, with tensors on the CPU.
@@ -429,7 +436,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
     @not_compiled
     def _after_forward(self, index: int, _: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         layer = self._layers[index]
-        for parameter in layer.parameters:
+        # In backward, copies of replicated parameters stay, see `_begin_backward`.
+        for parameter in layer.weights if in_backward() else layer.parameters:
             parameter.show_shard()
         if not layer.weights:
             return
@@ -471,8 +479,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
             self._backward_layers.visit(self._group, order[position])
         self._backward_order, self._backward_at = order, position
         self._gather(order[position], order[max(0, position - PREFETCH_LAYERS) : position][::-1])
-        for parameter in self._layers[order[position]].parameters:
-            parameter.show_unsharded()  # for checkpoints inside the layer
+        for weight in self._layers[order[position]].weights:
+            weight.show_unsharded()  # for checkpoints inside the layer
 
     def _gather(self, index: int, ahead: list[int]) -> None:
         for each in (index, *ahead):
@@ -481,6 +489,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
             weight.wait()
 
     def _begin_backward(self) -> None:
+        for copy in self._copies:
+            copy.show_unsharded()  # until the end of backward, for checkpoints inside layers
         self._backward_layers.begin()
         self._reduced.begin()
 

@@ -157,16 +157,41 @@ def test_full_parameters(here: RankContext, dtype: torch.dtype | None) -> None:
     assert_is_sharded(run)
 
 
+class Scaled(nn.Module):
+    """A layer without a sharded weight, which checkpoints a part of itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(lambda x: torch.tanh(self.scale * x), x, use_reentrant=False)
+
+
+class Recomputed(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(lambda x: torch.tanh(self.module(x)), x, use_reentrant=False)
+
+
+def scaled() -> nn.Module:
+    return Net(nn.Sequential(Scaled(), Recomputed(Scaled())))
+
+
 @on_ranks(TWO, GPUS)
 @pytest.mark.parametrize(
     ("build", "of", "dtype", "options"),
     [
         (Toy, None, torch.bfloat16, {}),
+        (scaled, None, torch.bfloat16, {}),
         (transformer, loss_of_tokens, torch.bfloat16, BLOCKS),
         (tied_in_bf16, loss_of_tokens, None, {}),
         (Tied, loss_of_tokens, torch.float16, {}),
     ],
-    ids=["toy", "blocks", "module_in_bf16", "tied_fp16"],
+    ids=["toy", "checkpoints", "blocks", "module_in_bf16", "tied_fp16"],
 )
 def test_in_16_bits(here, build, of, dtype, options):
     """Shards are float32, with compute_dtype and with a module that was cast before wrapping."""
@@ -417,3 +442,14 @@ def test_inputs_are_cast_after_the_hooks_of_the_user(here):
     run = Run(here, fsdp(compute_dtype=torch.bfloat16))
     plain(run, casting)
     assert run.model(run.shares(3)[0]).dtype == torch.bfloat16
+
+
+@on_ranks(TWO, GPUS, repeats=1)
+def test_a_weight_of_another_shape_is_not_loaded(here):
+    """Also not one with the shape of a shard."""
+    wrapped = FullyShardedDataParallel(nn.Linear(WIDTH, WIDTH).to(here.device))
+    state = wrapped.state_dict()
+    for shape in [(2, 3), wrapped.module.weight.shape]:
+        with pytest.raises(RuntimeError, match=rf"weight must have shape \({WIDTH}, {WIDTH}\)"):
+            wrapped.load_state_dict({**state, "weight": torch.ones(shape)})
+    torch.testing.assert_close(wrapped.state_dict(), state, atol=0, rtol=0)
