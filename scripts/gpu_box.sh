@@ -54,6 +54,7 @@ fi
 {
     nvidia-smi
     "$python" -c 'import torch, triton, sys; print(sys.version, torch.__version__, torch.version.cuda, triton.__version__)'
+    "$python" -m pip check # tells which package a wheel lacks
 } | tee "$box/machine.txt"
 
 if [ "${TESTS:-all}" = all ]; then
