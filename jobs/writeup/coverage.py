@@ -29,10 +29,12 @@ class Coverage:
     """The cells that a part, or a whole problem, asks for."""
 
     asked: dict[str, Run] = field(default_factory=dict)  # by run id
-    # Run ids: measured with older code, less often than asked, and not measured
+    # Run ids: measured with older code, less often than asked, not measured, and those of the last
+    # that failed
     stale: frozenset[str] = frozenset()
     few: frozenset[str] = frozenset()
     missing: frozenset[str] = frozenset()
+    failed: frozenset[str] = frozenset()
 
     def __or__(self, other: Coverage) -> Coverage:
         return Coverage(
@@ -40,6 +42,7 @@ class Coverage:
             self.stale | other.stale,
             self.few | other.few,
             self.missing | other.missing,
+            self.failed | other.failed,
         )
 
     @property
@@ -75,6 +78,8 @@ class Coverage:
             parts.append(f"{len(self.few)} in fewer processes than asked: {self._which(self.few)}")
         if self.missing:
             parts.append(f"not measured: {self._which(self.missing)}")
+        if self.failed:
+            parts.append(f"{len(self.failed)} failed: add --retry-failed to repeat them")
         return "; ".join(parts)
 
     def _which(self, ids: frozenset[str]) -> str:
@@ -153,8 +158,21 @@ def coverage_on(study: Study, filter: str | None = None, override: str | None = 
             few.add(id)
         if len(fresh) < len(results) and not _enough(fresh, often):
             stale.add(id)
+    failed = {
+        result.run.id
+        for result in study.results
+        if result.status.runs_again_on_retry
+        and result.record is not None
+        and not study.is_stale(result.record)
+    }
     runs = {id: run for id, (run, _) in asked.items()}
-    return Coverage(runs, frozenset(stale), frozenset(few), frozenset(missing))
+    return Coverage(
+        runs,
+        stale=frozenset(stale),
+        few=frozenset(few),
+        missing=frozenset(missing),
+        failed=frozenset(missing & failed),
+    )
 
 
 def _enough(results: Sequence[Result], often: int) -> bool:

@@ -28,7 +28,9 @@ def cells_in(folder: ResultsFolder, sweep: str, filter: str | None = None) -> Co
 
 def partly(params: dict[str, Any], repeat: int) -> Outcome:
     """The sweep asks for three executions of every run."""
-    if params["size"] == "2.7b" or (params["size"] == "xl" and repeat == 2):
+    if params["size"] == "2.7b":
+        return failed("error") if params.get("warmup_steps") == 5 else None
+    if params["size"] == "xl" and repeat == 2:
         return None
     if params["size"] == "large":  # it is not executed again
         return None if repeat else failed("oom", memory="gpu")
@@ -38,12 +40,13 @@ def partly(params: dict[str, Any], repeat: int) -> Outcome:
 def test_what_is_missing_too_seldom_or_of_older_code(folder: ResultsFolder) -> None:
     submitted(folder, partly)
     cells = cells_in(folder, "warmup", "benchmark == train_step")
-    counts = map(len, (cells.asked, cells.missing, cells.few, cells.stale))
-    assert tuple(counts) == (20, 4, 4, 4)
+    counts = map(len, (cells.asked, cells.missing, cells.failed, cells.few, cells.stale))
+    assert tuple(counts) == (20, 4, 1, 4, 4)
     assert {cells.asked[id].params["size"] for id in cells.missing} == {"2.7b"}
     assert {cells.asked[id].params["size"] for id in cells.few} == {"xl"}
     assert {cells.asked[id].params["size"] for id in cells.stale} == {"small"}
     assert "size 2.7b" in cells.text and "size xl" in cells.text
+    assert "1 failed" in cells.text and "--retry-failed" in cells.text
     large = {id for id, run in cells.asked.items() if run.params["size"] != "small"}
     assert "not measured: all but size small" in replace(cells, missing=frozenset(large)).text
     all_of_it = cells_in(folder, "warmup")
