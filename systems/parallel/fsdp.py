@@ -170,13 +170,10 @@ class FullyShardedDataParallel(DataParallelWrapper):
         trained = [p for p in module.parameters() if p.requires_grad]
         self._replicate([p for p in trained if p not in shards])
         self._buckets = fill_buckets(self._trained, float("inf"))
-        # Index of the layer and the weight of each hook, None for a replicated parameter.
-        self._hooked: list[tuple[int, ShardedWeight] | None] = [
-            (index, weight) for index, layer in enumerate(self._layers) for weight in layer.reduced
-        ]
-        hooked = [weight.unsharded for layer in self._layers for weight in layer.reduced]
-        self._hooked += [None] * len(self._trained)
-        self._start([*hooked, *(copies.get(p, p) for p in self._trained)])
+        self._reduced_by: dict[Tensor, tuple[Layer, ShardedWeight]] = {
+            weight.unsharded: (layer, weight) for layer in self._layers for weight in layer.reduced
+        }
+        self._start([*self._reduced_by, *(copies.get(p, p) for p in self._trained)])
 
     def _make_transfers(self, peer_memory: bool) -> LayerCollectives | PeerLayers:
         devices = {weight.shard.device for weight in self._weights}
@@ -484,7 +481,10 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     def _gather(self, index: int, ahead: list[int]) -> None:
         for each in (index, *ahead):
-            self._transfers.gather(self._layers[each].weights)
+            for alike in self._layers[each].alike:
+                missing = [weight for weight in alike if not weight.gathered]
+                if missing:
+                    self._transfers.gather(missing)
         for weight in self._layers[index].weights:
             weight.wait()
 
@@ -495,10 +495,9 @@ class FullyShardedDataParallel(DataParallelWrapper):
         self._reduced.begin()
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
-        hooked = self._hooked[index]
-        if hooked is None:  # a replicated parameter
+        if parameter not in self._reduced_by:  # it is replicated
             return
-        layer, weight = self._layers[hooked[0]], hooked[1]
+        layer, weight = self._reduced_by[parameter]
         # One operation computes the gradient of a weight and the gradient of the layer input, so
         # backward does not need the weight any more.
         weight.release()
@@ -537,18 +536,21 @@ class FullyShardedDataParallel(DataParallelWrapper):
                 weight.release()
 
     def _reduce(self, layer: Layer) -> None:
+        for alike in layer.alike:
+            weights = [weight for weight in alike if weight in layer.arrived]
+            for weight in weights:
+                self._reduced.visit(self._group, weight)
+            if weights:
+                self._reductions.append(self._transfers.reduce(weights))
         layer.arrived.clear()
-        weights = [weight for weight in layer.reduced if weight.unsharded.grad is not None]
-        for weight in weights:
-            self._reduced.visit(self._group, weight)
-        self._reductions += self._transfers.reduce(weights)
         while len(self._reductions) > MAX_REDUCTIONS:
             self._reductions.popleft().finish()
 
     def _complete(self) -> None:
         self._end_layers()
         for layer in self._layers:
-            self._reduce(layer)  # for layers in which some weights were not used
+            if layer.arrived:  # some of its weights were not used
+                self._reduce(layer)
         if self._open:
             self._reduced.end(self._group)
         while self._reductions:
