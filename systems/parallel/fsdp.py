@@ -470,7 +470,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
         self, order: list[int], position: int, of_base: bool, grad: Tensor
     ) -> None:
         self._notice_backward()
-        self._open = True
+        if not self._open:
+            self._open = True
         # The hook of a base usually runs just after that of the view, which has visited the layer.
         if not (of_base and self._backward_order is order and self._backward_at == position):
             self._backward_layers.visit(self._group, order[position])

@@ -253,7 +253,8 @@ class DataParallelWrapper(nn.Module):
 
     def _gradient(self, index: int, parameter: Tensor) -> None:
         self._notice_backward()
-        self._open = self._open or self._synchronizing
+        if self._synchronizing and not self._open:  # to set an attribute of a module is slow
+            self._open = True
         if parameter.grad is None:  # its function has none, or a hook of the user has removed it
             return
         if _shares_memory(parameter.grad):  # but averages are written in place
