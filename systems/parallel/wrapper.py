@@ -148,9 +148,7 @@ class DataParallelWrapper(nn.Module):
         squares = [_norm(grads, parameters[0].device).square() for grads in kinds]
         dist.all_reduce(squares[1], group=self._group)
         total = (squares[0] + squares[1]).sqrt()
-        scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
-        for grad in (*kinds[0], *kinds[1]):
-            grad.mul_(scale.to(grad.dtype))
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
         return total.to(torch.float32)
 
     # ---- what subclasses define ------------------------------------------------------------------
