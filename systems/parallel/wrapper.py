@@ -379,6 +379,8 @@ def weak_hook(method: Callable[..., Any], *args: Any) -> Callable[[Tensor], None
 
 def tensors_in(value: Any) -> list[Tensor]:
     """Return the tensors in a value, also in nested containers and dataclasses."""
+    if isinstance(value, Tensor):  # quick, and nearly always so
+        return [value]
     found: list[Tensor] = []
     for leaf in tree_leaves(value):
         if isinstance(leaf, Tensor):
