@@ -377,7 +377,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     def _run(self, inputs: Any, kwargs: Any) -> Any:
         if self.compute_dtype is not None:
-            inputs, kwargs = tree_map_only(Tensor, self._cast, (inputs, kwargs))
+            inputs, kwargs = self._cast((inputs, kwargs))
         return self.module(*inputs, **kwargs)
 
     @not_compiled
@@ -411,8 +411,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     @not_compiled
     def _cast_inputs(self, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        cast: tuple[Any, Any] = tree_map_only(Tensor, self._cast, (args, kwargs))
-        return cast
+        return tuple(map(self._cast, args)), {name: self._cast(kwargs[name]) for name in kwargs}
 
     def _enter(self, index: int) -> list[int]:
         """Note that a layer's forward or recomputation starts; return the layers to prefetch."""
@@ -593,8 +592,10 @@ class FullyShardedDataParallel(DataParallelWrapper):
         for copy in self._copies:
             copy.show_shard()
 
-    def _cast(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.compute_dtype) if tensor.is_floating_point() else tensor
+    def _cast(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return tree_map_only(Tensor, self._cast, value)
+        return value.to(self.compute_dtype) if value.is_floating_point() else value
 
 
 def _bases_of(outputs: list[Tensor], args: Any, kwargs: Any) -> list[Tensor]:
