@@ -149,18 +149,12 @@ class FullyShardedDataParallel(DataParallelWrapper):
             index: f"layer {names[layer.module]}" for index, layer in enumerate(self._layers)
         }
         self._forward_order = LayerOrder(self._meetings, "forward", self._names)
-        self._backward_layers = LayerOrder(self._meetings, "backward", self._names)
         # Ranks that do not use the same weights of a layer would mix up their gradients.
         shards = {weight.shard: weight for weight in self._weights}
-        self._reduced = LayerOrder(
-            self._meetings,
-            "reduction",
-            {
-                shards[p]: f"gradient of {name}"
-                for name, p in module.named_parameters()
-                if p in shards
-            },
-        )
+        gradients = {
+            shards[p]: f"gradient of {name}" for name, p in module.named_parameters() if p in shards
+        }
+        self._backward_order = LayerOrder(self._meetings, "backward", {**self._names, **gradients})
         # Layers in the order of their forward, as indices in `_layers`, and where backward is in it
         self._reached: tuple[list[int], int] = [], 0
         self._transfers = self._make_transfers(peer_memory)
@@ -467,7 +461,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         self._notice_backward()
         if not self._open:
             self._open = True
-        self._backward_layers.visit(self._group, order[position])
+        self._backward_order.visit(self._group, order[position])
         self._reached = order, position
         self._gather(order[position], order[max(0, position - PREFETCH_LAYERS) : position][::-1])
         for weight in self._layers[order[position]].weights:
@@ -485,8 +479,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
     def _begin_backward(self) -> None:
         for copy in self._copies:
             copy.show_unsharded()  # until the end of backward, for checkpoints inside layers
-        self._backward_layers.begin()
-        self._reduced.begin()
+        self._backward_order.begin()
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
         if parameter not in self._reduced_by:  # it is replicated
@@ -533,7 +526,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         for alike in layer.alike:
             weights = [weight for weight in alike if weight in layer.arrived]
             for weight in weights:
-                self._reduced.visit(self._group, weight)
+                self._backward_order.visit(self._group, weight)
             if weights:
                 self._reductions.append(self._transfers.reduce(weights))
         layer.arrived.clear()
@@ -541,14 +534,12 @@ class FullyShardedDataParallel(DataParallelWrapper):
             self._reductions.popleft().finish()
 
     def _complete(self) -> None:
-        if self._open:  # not in a step without backward
-            self._backward_layers.end(self._group)
         self._reached = [], 0
         for layer in self._layers:
             if layer.arrived:  # some of its weights were not used
                 self._reduce(layer)
-        if self._open:
-            self._reduced.end(self._group)
+        if self._open:  # not in a step without backward
+            self._backward_order.end(self._group)
         while self._reductions:
             self._reductions.popleft().finish()
         self._take_gradients_of_copies()
