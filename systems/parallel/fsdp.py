@@ -149,34 +149,24 @@ class FullyShardedDataParallel(DataParallelWrapper):
             index: f"layer {names[layer.module]}" for index, layer in enumerate(self._layers)
         }
         self._forward_order = LayerOrder(self._meetings, "forward", self._names)
-        self._backward_layers = LayerOrder(self._meetings, "backward", self._names)
         # Ranks that do not use the same weights of a layer would mix up their gradients.
         shards = {weight.shard: weight for weight in self._weights}
-        self._reduced = LayerOrder(
-            self._meetings,
-            "reduction",
-            {
-                shards[p]: f"gradient of {name}"
-                for name, p in module.named_parameters()
-                if p in shards
-            },
-        )
-        # Indices in `_layers`, in the order of the forward of the current backward
-        self._backward_order: list[int] = []
-        self._backward_at = 0  # index in _backward_order of the layer that backward has reached
+        gradients = {
+            shards[p]: f"gradient of {name}" for name, p in module.named_parameters() if p in shards
+        }
+        self._backward_order = LayerOrder(self._meetings, "backward", {**self._names, **gradients})
+        # Layers in the order of their forward, as indices in `_layers`, and where backward is in it
+        self._reached: tuple[list[int], int] = [], 0
         self._transfers = self._make_transfers(peer_memory)
         self._reductions: deque[Reduction] = deque()
         copies = {copy.shard: copy.unsharded for copy in self._copies}
         trained = [p for p in module.parameters() if p.requires_grad]
         self._replicate([p for p in trained if p not in shards])
         self._buckets = fill_buckets(self._trained, float("inf"))
-        # Index of the layer and the weight of each hook, None for a replicated parameter.
-        self._hooked: list[tuple[int, ShardedWeight] | None] = [
-            (index, weight) for index, layer in enumerate(self._layers) for weight in layer.reduced
-        ]
-        hooked = [weight.unsharded for layer in self._layers for weight in layer.reduced]
-        self._hooked += [None] * len(self._trained)
-        self._start([*hooked, *(copies.get(p, p) for p in self._trained)])
+        self._reduced_by: dict[Tensor, tuple[Layer, ShardedWeight]] = {
+            weight.unsharded: (layer, weight) for layer in self._layers for weight in layer.reduced
+        }
+        self._start([*self._reduced_by, *(copies.get(p, p) for p in self._trained)])
 
     def _make_transfers(self, peer_memory: bool) -> LayerCollectives | PeerLayers:
         devices = {weight.shard.device for weight in self._weights}
@@ -381,7 +371,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     def _run(self, inputs: Any, kwargs: Any) -> Any:
         if self.compute_dtype is not None:
-            inputs, kwargs = tree_map_only(Tensor, self._cast, (inputs, kwargs))
+            inputs, kwargs = self._cast((inputs, kwargs))
         return self.module(*inputs, **kwargs)
 
     @not_compiled
@@ -407,7 +397,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
             for weight in layer.weights:
                 weight.release_old()
         if layer.weights:
-            self._gather(index, self._next_layers(index))
+            self._gather(index, self._enter(index))
             if layer.frozen and torch.is_grad_enabled() and not in_backward():
                 self._release_after_backward(index, args, kwargs)
         for parameter in layer.parameters:
@@ -415,15 +405,15 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     @not_compiled
     def _cast_inputs(self, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        cast: tuple[Any, Any] = tree_map_only(Tensor, self._cast, (args, kwargs))
-        return cast
+        return tuple(map(self._cast, args)), {name: self._cast(kwargs[name]) for name in kwargs}
 
-    def _next_layers(self, index: int) -> list[int]:
-        """Return the layers to prefetch when a layer's forward or recomputation starts."""
+    def _enter(self, index: int) -> list[int]:
+        """Note that a layer's forward or recomputation starts; return the layers to prefetch."""
         layer = self._layers[index]
         if in_backward():
+            backward_order, at = self._reached
             after = layer.position + 1
-            return self._backward_order[after : min(after + PREFETCH_LAYERS, self._backward_at)]
+            return backward_order[after : min(after + PREFETCH_LAYERS, at)]
         order = self._forward_order
         layer.position = at = len(order.visited)
         if self._in_forward:
@@ -446,59 +436,55 @@ class FullyShardedDataParallel(DataParallelWrapper):
                 f"forward of {self._names[index]} has changed its weight in place, and FSDP frees "
                 "the whole weight after it; change parameters() between steps"
             )
+        order, position = self._forward_order.visited, layer.position
         if in_backward():
-            order, at = self._backward_order or self._forward_order.visited, self._backward_at
-            keep = bool(self._backward_order) and at - PREFETCH_LAYERS <= layer.position <= at
+            backward_order, at = self._reached
+            order = backward_order or order
+            keep = bool(backward_order) and at - PREFETCH_LAYERS <= position <= at
         else:
             # Keep the last layer of forward, because backward starts with it.
-            order = self._forward_order.visited
             keep = torch.is_grad_enabled() and self._forward_order.expected[-1:] == [index]
-        at = layer.position
-        if order[at : at + 1] != [index]:  # recomputed after another forward
-            order, at = [index], 0
+        if order[position : position + 1] != [index]:  # recomputed after another forward
+            order, position = [index], 0
         tensors = tensors_in(out)
         # To read is_leaf also renews a view of what was changed. Else register_hook may crash.
         outputs = [tensor for tensor in tensors if tensor.requires_grad and not tensor.is_leaf]
-        hook = weak_hook(self._before_backward, order, at, False)
-        for tensor in outputs:
+        hook = weak_hook(self._before_backward, order, position)
+        for tensor in _bases_of(outputs, args, kwargs):
             tensor.register_hook(hook)
-        for base in _bases_of(outputs, args, kwargs):
-            base.register_hook(weak_hook(self._before_backward, order, at, True))
         # If the output hides its tensors, no hook can gather the layer before its backward.
         if not keep and (tensors or not torch.is_grad_enabled()):
             for weight in layer.weights:
                 weight.release()
 
-    def _before_backward(
-        self, order: list[int], position: int, of_base: bool, grad: Tensor
-    ) -> None:
+    def _before_backward(self, order: list[int], position: int, grad: Tensor) -> None:
         self._notice_backward()
-        self._open = True
-        # The hook of a base usually runs just after that of the view, which has visited the layer.
-        if not (of_base and self._backward_order is order and self._backward_at == position):
-            self._backward_layers.visit(self._group, order[position])
-        self._backward_order, self._backward_at = order, position
+        if not self._open:
+            self._open = True
+        self._backward_order.visit(self._group, order[position])
+        self._reached = order, position
         self._gather(order[position], order[max(0, position - PREFETCH_LAYERS) : position][::-1])
         for weight in self._layers[order[position]].weights:
             weight.show_unsharded()  # for checkpoints inside the layer
 
     def _gather(self, index: int, ahead: list[int]) -> None:
         for each in (index, *ahead):
-            self._transfers.gather(self._layers[each].weights)
+            for alike in self._layers[each].alike:
+                missing = [weight for weight in alike if not weight.gathered]
+                if missing:
+                    self._transfers.gather(missing)
         for weight in self._layers[index].weights:
             weight.wait()
 
     def _begin_backward(self) -> None:
         for copy in self._copies:
             copy.show_unsharded()  # until the end of backward, for checkpoints inside layers
-        self._backward_layers.begin()
-        self._reduced.begin()
+        self._backward_order.begin()
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
-        hooked = self._hooked[index]
-        if hooked is None:  # a replicated parameter
+        if parameter not in self._reduced_by:  # it is replicated
             return
-        layer, weight = self._layers[hooked[0]], hooked[1]
+        layer, weight = self._reduced_by[parameter]
         # One operation computes the gradient of a weight and the gradient of the layer input, so
         # backward does not need the weight any more.
         weight.release()
@@ -528,7 +514,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         if awaited:
             return
         needed: list[ShardedWeight] = []
-        order, at = self._backward_order, self._backward_at
+        order, at = self._reached
         # Backward may have reached the layer that made the input, also of an earlier forward.
         if order and not (order is place[0] and at == place[1]):
             needed = self._layers[order[at]].weights
@@ -537,20 +523,23 @@ class FullyShardedDataParallel(DataParallelWrapper):
                 weight.release()
 
     def _reduce(self, layer: Layer) -> None:
+        for alike in layer.alike:
+            weights = [weight for weight in alike if weight in layer.arrived]
+            for weight in weights:
+                self._backward_order.visit(self._group, weight)
+            if weights:
+                self._reductions.append(self._transfers.reduce(weights))
         layer.arrived.clear()
-        weights = [weight for weight in layer.reduced if weight.unsharded.grad is not None]
-        for weight in weights:
-            self._reduced.visit(self._group, weight)
-        self._reductions += self._transfers.reduce(weights)
         while len(self._reductions) > MAX_REDUCTIONS:
             self._reductions.popleft().finish()
 
     def _complete(self) -> None:
-        self._end_layers()
+        self._reached = [], 0
         for layer in self._layers:
-            self._reduce(layer)  # for layers in which some weights were not used
-        if self._open:
-            self._reduced.end(self._group)
+            if layer.arrived:  # some of its weights were not used
+                self._reduce(layer)
+        if self._open:  # not in a step without backward
+            self._backward_order.end(self._group)
         while self._reductions:
             self._reductions.popleft().finish()
         self._take_gradients_of_copies()
@@ -565,11 +554,6 @@ class FullyShardedDataParallel(DataParallelWrapper):
         All ranks must run equally many backward passes.
         """
         yield
-
-    def _end_layers(self) -> None:
-        if self._backward_order:  # not in a step without backward
-            self._backward_layers.end(self._group)
-            self._backward_order = []
 
     def _average(self) -> None:
         for bucket in self._buckets:
@@ -599,25 +583,28 @@ class FullyShardedDataParallel(DataParallelWrapper):
         for copy in self._copies:
             copy.show_shard()
 
-    def _cast(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.compute_dtype) if tensor.is_floating_point() else tensor
+    def _cast(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return tree_map_only(Tensor, self._cast, value)
+        return value.to(self.compute_dtype) if value.is_floating_point() else value
 
 
 def _bases_of(outputs: list[Tensor], args: Any, kwargs: Any) -> list[Tensor]:
-    """Return the tensors of which outputs of a layer are views, but not those of its inputs.
+    """Return outputs of a layer, with its base for each view, but not if that is an input.
 
     If a view is changed in place later, autograd forgets its hooks, but not those of its base.
     """
-    bases = [tensor._base for tensor in outputs if tensor._is_view()]
-    if not bases:
-        return []
+    if not any(tensor._is_view() for tensor in outputs):
+        return outputs
     inputs = tensors_in((args, kwargs))
     outside = {id(each) for tensor in inputs for each in (tensor, tensor._base)}
-    return [
-        base
-        for base in {id(base): base for base in bases}.values()
-        if base is not None and base.grad_fn is not None and id(base) not in outside
-    ]
+    found: dict[int, Tensor] = {}
+    for tensor in outputs:
+        base = tensor._base
+        if base is not None and base.grad_fn is not None and id(base) not in outside:
+            tensor = base
+        found[id(tensor)] = tensor
+    return list(found.values())
 
 
 def _refresh(copies: list[FSDPParameter]) -> None:

@@ -53,12 +53,8 @@ class PeerLayers:
         self._written: set[ShardedWeight] = set()  # weights written since peers were awaited
         self._gathers = _Turns(memory, range(2 * slots, memory.channels // 2 * 2))
 
-    @torch.no_grad()
     def gather(self, weights: list[ShardedWeight]) -> None:
-        """Start to gather those of a layer's weights that are not gathered yet."""
-        weights = [weight for weight in weights if not weight.gathered]
-        if not weights:
-            return
+        """Start to gather weights. See `LayerCollectives.gather`."""
         for weight in weights:
             weight.allocate()
         work = self._memory.aside(partial(self._gather, weights, in_backward()), "gather")
@@ -86,10 +82,8 @@ class PeerLayers:
         memory.signal(read)
 
     @torch.no_grad()
-    def reduce(self, weights: list[ShardedWeight]) -> list[Reduction]:
+    def reduce(self, weights: list[ShardedWeight]) -> Reduction:
         """Start to average the gradients of unsharded weights. See `LayerCollectives.reduce`."""
-        if not weights:
-            return []
         gradients = [weight.take_gradient().reshape(-1) for weight in weights]
         # The sum has the dtype of the optimizer's gradient, so it is rounded once at most.
         outputs = [w.flat.new_empty(w.width, dtype=w.shard.dtype) for w in weights]
@@ -98,7 +92,7 @@ class PeerLayers:
         mine = parts[self._memory.rank]
         means = [output[: len(part)] for output, part in zip(outputs, mine, strict=True)]
         work = self._means.start(parts, means)
-        return [Reduction(work, gradients, list(zip(weights, outputs, strict=True)))]
+        return Reduction(work, gradients, list(zip(weights, outputs, strict=True)))
 
     def await_readers(self) -> None:
         """Wait until all peers have read what this rank has written. All ranks must call this."""

@@ -87,7 +87,7 @@ class Meetings:
 class LayerOrder:
     """Checks that all ranks run the same layers in the same order, in each pass of a kind.
 
-    A pass is a forward or a backward, or the gradients that a backward reduces. A rank that runs
+    A pass is a forward, or a backward with the gradients that it reduces. A rank that runs
     the layers of its previous pass again does not communicate. A rank that runs another layer waits
     until all ranks say that they run this layer now. For the rest of the pass, and for the whole
     first pass, each layer takes one message to the store, some 0.1 ms on one machine.

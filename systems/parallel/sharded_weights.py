@@ -196,6 +196,10 @@ class Layer:
         self.module, self.parameters = module, parameters
         self.weights = [p for p in parameters if isinstance(p, ShardedWeight)]
         self.position = 0  # index of the layer in the order of the last forward
+        by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
+        for weight in self.weights:
+            by_dtype.setdefault(weight.flat.dtype, []).append(weight)
+        self.alike = list(by_dtype.values())  # the weights that one collective can transfer
         self.frozen = [weight for weight in self.weights if not weight.shard.requires_grad]
         self.reduced = [
             weight for weight in self.weights if weight in owned and weight.shard.requires_grad
@@ -258,7 +262,10 @@ class Reduction(NamedTuple):
 
 
 class LayerCollectives:
-    """All-gathers of the weights of a layer, and reduce-scatters of their gradients."""
+    """All-gathers of weights, and reduce-scatters of their gradients, one for several weights.
+
+    They are of one layer and one dtype.
+    """
 
     def __init__(self, group_of: GroupOf):
         self._group_of = group_of
@@ -266,11 +273,9 @@ class LayerCollectives:
     def await_readers(self) -> None:
         """End a pass. There is nothing to wait for."""
 
-    @torch.no_grad()
     def gather(self, weights: list[ShardedWeight]) -> None:
-        """Start to gather those of a layer's weights that are not gathered yet, together.
+        """Allocate the memory of unsharded weights, and start to gather them.
 
-        There is one collective per dtype. This also allocates the memory of the unsharded weights.
         To wait for the results, call `wait` of each weight.
 
         NCCL starts a collective after the work that is already in the current stream. So an
@@ -278,55 +283,42 @@ class LayerCollectives:
         earlier layer freed, without another stream or event.
         """
         group = self._group_of()
-        by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
+        inputs, slices, pieces = [], [], []
         for weight in weights:
-            if not weight.gathered:
-                weight.allocate()
-                by_dtype.setdefault(weight.flat.dtype, []).append(weight)
-        for alike in by_dtype.values():
-            inputs, slices, pieces = [], [], []
-            for weight in alike:
-                piece = weight.shard.detach().view(-1)
-                if piece.dtype != weight.flat.dtype or piece.numel() != weight.width:
-                    # Write the cast and padded shard to this rank's slice of the output, so that
-                    # the all-gather is in place.
-                    place = weight.flat.narrow(0, group.rank() * weight.width, weight.width)
-                    slices.append(place[: piece.numel()])
-                    pieces.append(piece)
-                    piece = place
-                inputs.append(piece)
-            if slices:
-                torch._foreach_copy_(slices, pieces)
-            outputs = [weight.flat for weight in alike]
-            gathering = start_gather(outputs, inputs, group)
-            for weight in alike:
-                weight.gathering = gathering
+            weight.allocate()
+            piece = weight.shard.detach().view(-1)
+            if piece.dtype != weight.flat.dtype or piece.numel() != weight.width:
+                # Write the cast and padded shard to this rank's slice of the output, so that the
+                # all-gather is in place.
+                place = weight.flat.narrow(0, group.rank() * weight.width, weight.width)
+                slices.append(place[: piece.numel()])
+                pieces.append(piece)
+                piece = place
+            inputs.append(piece)
+        if slices:
+            torch._foreach_copy_(slices, pieces)
+        gathering = start_gather([weight.flat for weight in weights], inputs, group)
+        for weight in weights:
+            weight.gathering = gathering
 
     @torch.no_grad()
-    def reduce(self, weights: list[ShardedWeight]) -> list[Reduction]:
-        """Start to reduce-scatter the gradients of the unsharded weights, averaged over the ranks.
+    def reduce(self, weights: list[ShardedWeight]) -> Reduction:
+        """Start to reduce-scatter the gradients of unsharded weights, averaged over the ranks.
 
-        There is one reduce-scatter per dtype. `unsharded.grad` becomes None. The method `finish` of
-        the results adds the means to the gradients of the shards.
+        `unsharded.grad` becomes None. The method `finish` of the result adds the means to the
+        gradients of the shards.
         """
         group = self._group_of()
-        by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
+        inputs, outputs = [], []
         for weight in weights:
-            by_dtype.setdefault(weight.flat.dtype, []).append(weight)
-        reductions = []
-        for alike in by_dtype.values():
-            inputs, outputs = [], []
-            for weight in alike:
-                grad = weight.take_gradient()
-                flat = grad.reshape(-1)
-                if flat.numel() != weight.flat.numel():
-                    padded = flat.new_zeros(weight.flat.numel())
-                    padded[: weight.numel] = flat
-                    flat = padded
-                inputs.append(flat)
-                outputs.append(flat.new_empty(weight.width))
-            options = ReduceScatterOptions()
-            options.reduceOp, options.asyncOp = mean_operation(inputs, group), True
-            work = group.reduce_scatter_tensor_coalesced(outputs, inputs, options)
-            reductions.append(Reduction(work, inputs, list(zip(alike, outputs, strict=True))))
-        return reductions
+            flat = weight.take_gradient().reshape(-1)
+            if flat.numel() != weight.flat.numel():
+                padded = flat.new_zeros(weight.flat.numel())
+                padded[: weight.numel] = flat
+                flat = padded
+            inputs.append(flat)
+            outputs.append(flat.new_empty(weight.width))
+        options = ReduceScatterOptions()
+        options.reduceOp, options.asyncOp = mean_operation(inputs, group), True
+        work = group.reduce_scatter_tensor_coalesced(outputs, inputs, options)
+        return Reduction(work, inputs, list(zip(weights, outputs, strict=True)))

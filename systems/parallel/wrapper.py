@@ -148,9 +148,7 @@ class DataParallelWrapper(nn.Module):
         squares = [_norm(grads, parameters[0].device).square() for grads in kinds]
         dist.all_reduce(squares[1], group=self._group)
         total = (squares[0] + squares[1]).sqrt()
-        scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
-        for grad in (*kinds[0], *kinds[1]):
-            grad.mul_(scale.to(grad.dtype))
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
         return total.to(torch.float32)
 
     # ---- what subclasses define ------------------------------------------------------------------
@@ -253,7 +251,8 @@ class DataParallelWrapper(nn.Module):
 
     def _gradient(self, index: int, parameter: Tensor) -> None:
         self._notice_backward()
-        self._open = self._open or self._synchronizing
+        if self._synchronizing and not self._open:  # to set an attribute of a module is slow
+            self._open = True
         if parameter.grad is None:  # its function has none, or a hook of the user has removed it
             return
         if _shares_memory(parameter.grad):  # but averages are written in place
@@ -380,6 +379,8 @@ def weak_hook(method: Callable[..., Any], *args: Any) -> Callable[[Tensor], None
 
 def tensors_in(value: Any) -> list[Tensor]:
     """Return the tensors in a value, also in nested containers and dataclasses."""
+    if isinstance(value, Tensor):  # quick, and nearly always so
+        return [value]
     found: list[Tensor] = []
     for leaf in tree_leaves(value):
         if isinstance(leaf, Tensor):

@@ -293,7 +293,7 @@ def test_weights_and_gradients_of_layers(ranks, channels, monkeypatch):
                 for weight in layer:
                     index = weights.index(weight)
                     weight.unsharded.grad = values(rank, 10 * step + index, *weight.shape)
-                reductions += exchange.reduce(layer)
+                reductions.append(exchange.reduce(layer))
                 while len(reductions) > 2:
                     reductions.pop(0).finish()
             for reduction in reductions:
