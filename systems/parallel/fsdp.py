@@ -75,7 +75,7 @@ from systems.parallel.wrapper import (
 )
 
 PREFETCH_LAYERS = 2  # number of layers whose weights are gathered ahead
-MAX_REDUCTIONS = 2  # largest number in flight; each holds the unsharded gradients of a layer
+MAX_REDUCTIONS = 2  # number that stays in flight; each holds the unsharded gradients of a layer
 
 
 def has_matrix(module: nn.Module) -> bool:
@@ -459,8 +459,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     def _before_backward(self, order: list[int], position: int, grad: Tensor) -> None:
         self._notice_backward()
-        if not self._open:
-            self._open = True
+        self._open = True
         self._backward_order.visit(self._group, order[position])
         self._reached = order, position
         self._gather(order[position], order[max(0, position - PREFETCH_LAYERS) : position][::-1])

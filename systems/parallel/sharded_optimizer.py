@@ -187,7 +187,7 @@ class ShardedOptimizer(Optimizer):
         **kwargs: Any,
     ):
         self._group_of, self._peer_memory = GroupOf(process_group), peer_memory
-        self._shard_gradients = shard_gradients or None
+        self._shard_gradients = shard_gradients
         self._make: Any = lambda groups: optimizer_cls(groups, **kwargs)
         self._loads = [0] * self._group.size()
         self._chunks: list[_Chunk] = []
