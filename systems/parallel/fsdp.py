@@ -15,7 +15,9 @@ A layer is a group of weights that are all-gathered and freed together. To prefe
 start its all-gather before the layer runs. A forward expects the order of layers of the forward
 before, so the first one neither prefetches nor keeps a layer.
 
-Between steps, each module holds the shards as its parameters. During a step:
+Between steps, each module holds the shards as its parameters, and the replicated parameters. If
+these have copies in the compute dtype, modules hold the copies during forward and during backward.
+During a step:
 
     before the forward of a layer
         Gather the layer and prefetch the next two layers. Wait for the gather of the layer. Replace
@@ -304,7 +306,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         weights = {weight.shard: weight for weight in self._weights}
         for name, p in self.module.named_parameters(remove_duplicate=False):
             key = prefix + name
-            if p not in weights or key not in states:
+            if p not in weights or not isinstance(states.get(key), Tensor):
                 continue
             given, whole = states[key].shape, weights[p].shape
             if given == whole:
@@ -376,14 +378,17 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
     @not_compiled
     def _begin_forward(self) -> None:
-        super()._begin_forward()
+        self._refuse_after_error()
         self._release_all()
+        super()._begin_forward()
         _refresh(self._copies)
+        self._show_copies()
         self._forward_order.begin()
 
     @not_compiled
     def _end_forward(self, output: Any) -> None:
         self._forward_order.end(self._group)
+        self._hide_copies()
         if not torch.is_grad_enabled():  # no backward will end the pass
             self._release_all()
         super()._end_forward(output)
@@ -391,17 +396,19 @@ class FullyShardedDataParallel(DataParallelWrapper):
     @not_compiled
     def _before_forward(self, index: int, _: nn.Module, args: Any, kwargs: Any) -> None:
         layer = self._layers[index]
-        if not self._in_forward and not in_backward():  # not called by the forward of the wrapper
+        if self._is_alone():
             self._refuse_after_error()
-            _refresh([p for p in layer.parameters if not isinstance(p, ShardedWeight)])
+            _refresh(layer.copies)
+            for parameter in layer.copies:
+                parameter.show_unsharded()
             for weight in layer.weights:
                 weight.release_old()
         if layer.weights:
             self._gather(index, self._enter(index))
             if layer.frozen and torch.is_grad_enabled() and not in_backward():
                 self._release_after_backward(index, args, kwargs)
-        for parameter in layer.parameters:
-            parameter.show_unsharded()
+        for weight in layer.weights:
+            weight.show_unsharded()
 
     @not_compiled
     def _cast_inputs(self, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -426,11 +433,13 @@ class FullyShardedDataParallel(DataParallelWrapper):
     @not_compiled
     def _after_forward(self, index: int, _: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         layer = self._layers[index]
-        # In backward, copies of replicated parameters stay, see `_begin_backward`.
-        for parameter in layer.weights if in_backward() else layer.parameters:
+        for parameter in layer.copies if self._is_alone() else ():
             parameter.show_shard()
         if not layer.weights:
             return
+        if not layer.is_reached:
+            for weight in layer.weights:
+                weight.show_shard()
         if any(weight.was_changed for weight in layer.weights):
             raise RuntimeError(
                 f"forward of {self._names[index]} has changed its weight in place, and FSDP frees "
@@ -440,7 +449,9 @@ class FullyShardedDataParallel(DataParallelWrapper):
         if in_backward():
             backward_order, at = self._reached
             order = backward_order or order
-            keep = bool(backward_order) and at - PREFETCH_LAYERS <= position <= at
+            is_near = bool(backward_order) and at - PREFETCH_LAYERS <= position <= at
+            # What backward has reached, it reads without another call of `_before_backward`.
+            keep = layer.is_reached or is_near
         else:
             # Keep the last layer of forward, because backward starts with it.
             keep = torch.is_grad_enabled() and self._forward_order.expected[-1:] == [index]
@@ -462,6 +473,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         self._open = True
         self._backward_order.visit(self._group, order[position])
         self._reached = order, position
+        self._layers[order[position]].is_reached = True
         self._gather(order[position], order[max(0, position - PREFETCH_LAYERS) : position][::-1])
         for weight in self._layers[order[position]].weights:
             weight.show_unsharded()  # for checkpoints inside the layer
@@ -476,9 +488,28 @@ class FullyShardedDataParallel(DataParallelWrapper):
             weight.wait()
 
     def _begin_backward(self) -> None:
-        for copy in self._copies:
-            copy.show_unsharded()  # until the end of backward, for checkpoints inside layers
+        self._show_copies()
         self._backward_order.begin()
+
+    def _end_backward(self) -> None:
+        self._hide_copies()
+        super()._end_backward()
+
+    def _show_copies(self) -> None:
+        """Let all modules compute with the copies, which always have memory.
+
+        Between forward and backward the modules have the parameters, see `parameters()`.
+        """
+        for copy in self._copies:
+            copy.show_unsharded()
+
+    def _hide_copies(self) -> None:
+        for copy in self._copies:
+            copy.show_shard()
+
+    def _is_alone(self) -> bool:
+        """Return whether a layer is called by a user, not by forward or backward of the wrapper."""
+        return not self._in_forward and not in_backward()
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
         if parameter not in self._reduced_by:  # it is replicated
@@ -535,6 +566,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
     def _complete(self) -> None:
         self._reached = [], 0
         for layer in self._layers:
+            layer.is_reached = False
             if layer.arrived:  # some of its weights were not used
                 self._reduce(layer)
         if self._open:  # not in a step without backward
@@ -579,8 +611,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         for weight in self._weights:
             weight.release()
         self._transfers.await_readers()
-        for copy in self._copies:
-            copy.show_shard()
+        self._hide_copies()
 
     def _cast(self, value: Any) -> Any:
         if not isinstance(value, Tensor):

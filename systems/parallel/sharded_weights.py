@@ -27,7 +27,7 @@ GATHERED = 0  # version of an unsharded weight that has its values, for autograd
 class FSDPParameter:
     """A parameter in two forms: `shard` for the optimizer, `unsharded` for the computation.
 
-    A module has `unsharded` as its parameter while it runs, and has `shard` at other times.
+    A module has `unsharded` as its parameter while it computes, and has `shard` at other times.
 
     Args:
         shard: leaf tensor, float32 or float64: the part of this rank, or the whole replicated
@@ -193,9 +193,11 @@ class Layer:
     def __init__(
         self, module: nn.Module, parameters: list[FSDPParameter], owned: list[FSDPParameter]
     ):
-        self.module, self.parameters = module, parameters
+        self.module = module
         self.weights = [p for p in parameters if isinstance(p, ShardedWeight)]
+        self.copies = [p for p in parameters if not isinstance(p, ShardedWeight)]
         self.position = 0  # index of the layer in the order of the last forward
+        self.is_reached = False  # whether the present backward has gathered the weights
         by_dtype: dict[torch.dtype, list[ShardedWeight]] = {}
         for weight in self.weights:
             by_dtype.setdefault(weight.flat.dtype, []).append(weight)

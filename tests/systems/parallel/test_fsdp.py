@@ -158,14 +158,21 @@ def test_full_parameters(here: RankContext, dtype: torch.dtype | None) -> None:
 
 
 class Scaled(nn.Module):
-    """A layer without a sharded weight, which checkpoints a part of itself."""
+    """A layer without a sharded weight, which checkpoints a part of itself.
+
+    It also reads a parameter of a module that is not called.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.more = nn.ParameterList([torch.ones(WIDTH)])
 
     def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(lambda x: torch.tanh(self.scale * x), x, use_reentrant=False)
+        return checkpoint(self._part, x, use_reentrant=False)
+
+    def _part(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.scale * self.more[0] * x)
 
 
 class Recomputed(nn.Module):
@@ -213,6 +220,17 @@ def test_in_16_bits(here, build, of, dtype, options):
     ours.model.register_forward_hook(lambda _, inputs, output: outputs.append(output.dtype))
     ours.losses(99, of)
     assert outputs == [computed]
+
+
+@on_ranks(TWO, GPUS, repeats=1)
+def test_parameters_are_float32_after_a_backward_that_reaches_none(here):
+    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH))
+    wrapped = FullyShardedDataParallel(layers.to(here.device), compute_dtype=torch.bfloat16)
+    x = torch.ones(2, WIDTH, device=here.device)
+    output = wrapped(x)
+    torch.autograd.grad(output.sum(), output)
+    assert {p.dtype for p in wrapped.parameters()} == {torch.float32}
+    wrapped(x).sum().backward()
 
 
 @on_ranks(TWO, GPUS)
@@ -355,6 +373,67 @@ def test_a_part_uses_the_present_weights(here):
     compare(here, fsdp(), part_after_a_step)
 
 
+def after_a_failed_part(run: Run) -> None:
+    run.make()
+    run.train(0)
+    with pytest.raises(RuntimeError):
+        run.made.middle(run.shares(1)[0][:, 1:])
+    run.train(1)
+
+
+@on_ranks(TWO, GPUS, repeats=1)
+def test_training_goes_on_after_a_part_has_failed(here):
+    compare(here, fsdp(), after_a_failed_part)
+
+
+class Parent(nn.Linear):
+    """A layer with a child, whose output may be that of the child."""
+
+    def __init__(self, last: Any) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.child, self.last = nn.Linear(WIDTH, WIDTH), last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.child(super().forward(x)))
+
+
+class Checkpointed(Parent):
+    """One layer with its child, which checkpoints both."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(checkpoint(super().forward, x, use_reentrant=False))
+
+
+class Loop(nn.Module):
+    """Runs a layer at three depths, in checkpoints with a second output that nobody uses."""
+
+    def __init__(self, parent: Parent) -> None:
+        super().__init__()
+        self.parent = parent
+        self.unused, self.between = (nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x, _ = checkpoint(self._part, x, use_reentrant=False)
+            x = torch.tanh(self.between(x))
+        return x
+
+    def _part(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.parent(x), torch.tanh(self.unused(x))
+
+
+@on_ranks(TWO, GPUS, repeats=1)
+@pytest.mark.parametrize("peer_memory", [False, True])
+@pytest.mark.parametrize(
+    "parent",
+    [partial(Parent, torch.sin), partial(Parent, nn.Identity()), partial(Checkpointed, torch.tanh)],
+    ids=["own_output", "output_of_the_child", "checkpointed"],
+)
+def test_recomputation_keeps_what_backward_has_reached(here, parent, peer_memory):
+    wrapper = fsdp(peer_memory=peer_memory, layers=(Checkpointed,))
+    compare(here, wrapper, partial(plain, build=lambda: Net(Loop(parent()))))
+
+
 class Twins(nn.Module):
     """One layer, one output of which needs a weight again after the gradient of that is complete.
 
@@ -452,4 +531,6 @@ def test_a_weight_of_another_shape_is_not_loaded(here):
     for shape in [(2, 3), wrapped.module.weight.shape]:
         with pytest.raises(RuntimeError, match=rf"weight must have shape \({WIDTH}, {WIDTH}\)"):
             wrapped.load_state_dict({**state, "weight": torch.ones(shape)})
+    with pytest.raises(RuntimeError, match="weight"):
+        wrapped.load_state_dict({**state, "weight": 1})
     torch.testing.assert_close(wrapped.state_dict(), state, atol=0, rtol=0)
