@@ -399,8 +399,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
         if self._is_alone():
             self._refuse_after_error()
             _refresh(layer.copies)
-            for parameter in layer.copies:
-                parameter.show_unsharded()
+            for copy in layer.copies:
+                copy.show_unsharded()
             for weight in layer.weights:
                 weight.release_old()
         if layer.weights:
@@ -433,8 +433,9 @@ class FullyShardedDataParallel(DataParallelWrapper):
     @not_compiled
     def _after_forward(self, index: int, _: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         layer = self._layers[index]
-        for parameter in layer.copies if self._is_alone() else ():
-            parameter.show_shard()
+        if self._is_alone():
+            for copy in layer.copies:
+                copy.show_shard()
         if not layer.weights:
             return
         if not layer.is_reached:
@@ -461,7 +462,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         # To read is_leaf also renews a view of what was changed. Else register_hook may crash.
         outputs = [tensor for tensor in tensors if tensor.requires_grad and not tensor.is_leaf]
         hook = weak_hook(self._before_backward, order, position)
-        for tensor in _bases_of(outputs, args, kwargs):
+        for tensor in _where_to_hook(outputs, args, kwargs):
             tensor.register_hook(hook)
         # If the output hides its tensors, no hook can gather the layer before its backward.
         if not keep and (tensors or not torch.is_grad_enabled()):
@@ -471,11 +472,11 @@ class FullyShardedDataParallel(DataParallelWrapper):
     def _before_backward(self, order: list[int], position: int, grad: Tensor) -> None:
         self._notice_backward()
         self._open = True
-        self._backward_order.visit(self._group, order[position])
-        self._reached = order, position
-        self._layers[order[position]].is_reached = True
-        self._gather(order[position], order[max(0, position - PREFETCH_LAYERS) : position][::-1])
-        for weight in self._layers[order[position]].weights:
+        index = order[position]
+        self._backward_order.visit(self._group, index)
+        self._reached, self._layers[index].is_reached = (order, position), True
+        self._gather(index, order[max(0, position - PREFETCH_LAYERS) : position][::-1])
+        for weight in self._layers[index].weights:
             weight.show_unsharded()  # for checkpoints inside the layer
 
     def _gather(self, index: int, ahead: list[int]) -> None:
@@ -619,10 +620,11 @@ class FullyShardedDataParallel(DataParallelWrapper):
         return value.to(self.compute_dtype) if value.is_floating_point() else value
 
 
-def _bases_of(outputs: list[Tensor], args: Any, kwargs: Any) -> list[Tensor]:
-    """Return outputs of a layer, with its base for each view, but not if that is an input.
+def _where_to_hook(outputs: list[Tensor], args: Any, kwargs: Any) -> list[Tensor]:
+    """Return the outputs of a layer, but for a view the tensor of which it is a view.
 
-    If a view is changed in place later, autograd forgets its hooks, but not those of its base.
+    If a view is changed in place later, autograd forgets its hooks, but not those of its base. The
+    gradient of a base that is an input, or that has no function, comes too late.
     """
     if not any(tensor._is_view() for tensor in outputs):
         return outputs
