@@ -79,7 +79,7 @@ class Coverage:
         if self.missing:
             parts.append(f"not measured: {self._which(self.missing)}")
         if self.failed:
-            parts.append(f"{len(self.failed)} failed: add --retry-failed to repeat them")
+            parts.append(f"{len(self.failed)} of these failed: add --retry-failed to repeat them")
         return "; ".join(parts)
 
     def _which(self, ids: frozenset[str]) -> str:

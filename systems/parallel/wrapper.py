@@ -441,7 +441,8 @@ def refusal_of(named: Iterable[tuple[str, Tensor]], sharded_only: bool = False) 
         wrapper = _WRAPPED.get(parameter)
         if wrapper is not None and (wrapper.sharded or not sharded_only):
             verb = "sharded" if wrapper.sharded else "averaged"
-            return f"{name} is already {verb} by a {wrapper.__name__}; wrap another module"
+            advice = "any optimizer of it is sharded" if sharded_only else "wrap another module"
+            return f"{name} is already {verb} by a {wrapper.__name__}; {advice}"
         if type(parameter).__name__ == "DTensor" and not sharded_only:
             return f"{name} is already a DTensor, of FSDP2 or tensor parallelism"
     return None
