@@ -145,6 +145,8 @@ class FullyShardedDataParallel(DataParallelWrapper):
         names = {inner: name or "the module" for name, inner in module.named_modules()}
         for index, layer in enumerate(self._layers):
             self._attach(index, layer)
+        # After an error, modules show copies in the compute dtype.
+        module.register_state_dict_pre_hook(self._release_all)
         module.register_state_dict_post_hook(partial(self._unshard))
         module.register_load_state_dict_pre_hook(self._shard)
         self._names = {
@@ -273,7 +275,6 @@ class FullyShardedDataParallel(DataParallelWrapper):
         Raises:
             RuntimeError: as `gather_full_parameters`.
         """
-        self._release_all()  # after an error, modules show copies in the compute dtype
         states = self.module.state_dict(*args, **kwargs)
         if to is not None and to != self._group.rank():
             states.clear()
@@ -509,8 +510,12 @@ class FullyShardedDataParallel(DataParallelWrapper):
             copy.show_shard()
 
     def _is_alone(self) -> bool:
-        """Return whether a layer is called by a user, not by forward or backward of the wrapper."""
-        return not self._in_forward and not in_backward()
+        """Return whether no forward and backward of this wrapper are known to run.
+
+        A layer may be called by the user then, or run again in a backward that has not reached an
+        output of the wrapper yet.
+        """
+        return not self._in_forward and self._backward is None
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
         if parameter not in self._reduced_by:  # it is replicated
@@ -607,7 +612,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
             copy.unsharded.grad = None
             run_hooks(copy.shard)
 
-    def _release_all(self) -> None:
+    def _release_all(self, *_: Any) -> None:
         """Free weights that an error, or a forward without backward, has left unsharded."""
         for weight in self._weights:
             weight.release()

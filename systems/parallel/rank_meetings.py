@@ -98,14 +98,13 @@ class LayerOrder:
 
     def __init__(self, meetings: Meetings, kind: str, names: Mapping[Any, str]):
         self._meetings, self._kind, self._names = meetings, kind, names
-        self._passes = 0
+        self._passes = 0  # that have ended
         self.expected: list[Any] = []  # layers of the previous pass
         self.visited: list[Any] = []  # layers of this pass
         self._known = True  # all ranks know that this pass differs from the previous one
 
     def begin(self) -> None:
         self._known = self._passes == 0
-        self._passes += 1
         self.visited = []
 
     def visit(self, group: dist.ProcessGroup, layer: Any) -> None:
@@ -128,6 +127,7 @@ class LayerOrder:
         at = len(self.visited)
         if self._known or at < len(self.expected):
             self._tell(group, at, "the end")
+        self._passes += 1
         self.expected = list(self.visited)
 
     def _tell(self, group: dist.ProcessGroup, at: int, step: str) -> None:

@@ -233,6 +233,49 @@ def test_parameters_are_float32_after_a_backward_that_reaches_none(here):
     wrapped(x).sum().backward()
 
 
+@on_ranks(TWO, GPUS, repeats=1)
+def test_the_state_after_an_error_is_float32(here):
+    layers = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
+    wrapped = FullyShardedDataParallel(layers.to(here.device), compute_dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError):
+        wrapped(torch.ones(2, WIDTH + 1, device=here.device))
+    assert {value.dtype for value in wrapped.module.state_dict().values()} == {torch.float32}
+
+
+@on_ranks(TWO, GPUS, repeats=1)
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint_around_wrappers(here, use_reentrant):
+    """Backward runs layers again before it reaches an output of their wrapper."""
+    gradients = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        layers = nn.LayerNorm(WIDTH), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH))
+        wrapped = nn.Sequential(
+            *(FullyShardedDataParallel(layer.to(here.device), torch.bfloat16) for layer in layers)
+        )
+        x = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(here.rank))
+        x = x.to(here.device).requires_grad_()
+        if checkpointed:
+            output = checkpoint(wrapped, x, use_reentrant=use_reentrant)
+        else:
+            output = wrapped(x)
+        output.float().sin().sum().backward()
+        gradients.append([p.grad for p in wrapped.parameters()])
+    torch.testing.assert_close(*gradients, atol=0, rtol=0)
+
+
+@on_ranks(TWO, GPUS, repeats=1)
+def test_one_rank_differentiates_its_output(here):
+    """A backward that reaches no layer is no pass that the other ranks must run, too."""
+    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    wrapped = FullyShardedDataParallel(layers.to(here.device))
+    output = wrapped(torch.ones(2, WIDTH, device=here.device))
+    if here.rank == 0:
+        torch.autograd.grad(output.sum(), output, retain_graph=True)
+    output.sum().backward()
+    assert_same_on_all_ranks([p.grad for p in layers[0].parameters() if p.dim() == 1])
+
+
 @on_ranks(TWO, GPUS)
 @pytest.mark.parametrize(
     ("policy", "dtype", "frozen"),
