@@ -515,7 +515,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         A layer may be called by the user then, or run again in a backward that has not reached an
         output of the wrapper yet.
         """
-        return not self._in_forward and self._backward is None
+        return not self._in_forward and (self._backward is None or not in_backward())
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
         if parameter not in self._reduced_by:  # it is replicated
