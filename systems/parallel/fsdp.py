@@ -252,13 +252,13 @@ class FullyShardedDataParallel(DataParallelWrapper):
                 warning names the missing ranks after 5 s.
         """
         self._meetings.meet(self._group, "gather_full_parameters()")
+        self._release_all()  # an exception may have left unsharded weights in the modules
         full = {name: whole for names, whole in self._gather_all() for name in names}
         named = self.module.named_parameters(remove_duplicate=False)
         return {name: full[name] if name in full else p.detach().clone() for name, p in named}
 
     def _gather_all(self) -> Iterator[tuple[list[str], Tensor]]:
         """Gather the sharded weights one at a time. Yield the names and the value of each."""
-        self._release_all()  # an exception may have left unsharded weights in the modules
         names: dict[Tensor, list[str]] = {}
         for name, p in self.module.named_parameters(remove_duplicate=False):
             names.setdefault(p, []).append(name)

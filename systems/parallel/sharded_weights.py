@@ -264,9 +264,9 @@ class Reduction(NamedTuple):
 
 
 class LayerCollectives:
-    """All-gathers of weights, and reduce-scatters of their gradients, one for several weights.
+    """All-gathers of weights, and reduce-scatters of their gradients.
 
-    They are of one layer and one dtype.
+    Each is of several weights, of one layer and of the same dtype.
     """
 
     def __init__(self, group_of: GroupOf):

@@ -135,8 +135,9 @@ class DataParallelWrapper(nn.Module):
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients, so that their norm is at most `max_norm`. Return the norm before.
 
-        All ranks must call it, after the gradients were averaged. The result, a tensor without
-        dimensions, is that of `torch.nn.utils.clip_grad_norm_` on one process.
+        All ranks must call it, after the gradients were averaged. It does what
+        `torch.nn.utils.clip_grad_norm_` does on one process. The result is a tensor without
+        dimensions, in float32 if parameters are sharded.
         """
         sharded, parameters = self._sharded_parameters(), list(self.parameters())
         if not sharded:
@@ -441,7 +442,7 @@ def refusal_of(named: Iterable[tuple[str, Tensor]], sharded_only: bool = False) 
         wrapper = _WRAPPED.get(parameter)
         if wrapper is not None and (wrapper.sharded or not sharded_only):
             verb = "sharded" if wrapper.sharded else "averaged"
-            advice = "any optimizer of it is sharded" if sharded_only else "wrap another module"
+            advice = "use the optimizer alone" if sharded_only else "wrap another module"
             return f"{name} is already {verb} by a {wrapper.__name__}; {advice}"
         if type(parameter).__name__ == "DTensor" and not sharded_only:
             return f"{name} is already a DTensor, of FSDP2 or tensor parallelism"

@@ -266,7 +266,7 @@ def test_checkpoint_around_wrappers(here, use_reentrant):
 
 @on_ranks(TWO, GPUS, repeats=1)
 def test_one_rank_differentiates_its_output(here):
-    """A backward that reaches no layer is no pass that the other ranks must run, too."""
+    """Other ranks need not run a backward that reaches no layer."""
     layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
     wrapped = FullyShardedDataParallel(layers.to(here.device))
     output = wrapped(torch.ones(2, WIDTH, device=here.device))
