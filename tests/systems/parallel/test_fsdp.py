@@ -324,6 +324,20 @@ def test_weights_are_whole_only_around_their_layer(here, policy, dtype, frozen):
     assert sizes.tolist() == [whole[f"{name}.weight"].numel() for name in matrices]
 
 
+@on_ranks(TWO, GPUS, repeats=1)
+@pytest.mark.parametrize("peer_memory", [False, True])
+def test_gradients_are_averaged_while_backward_runs(here, peer_memory):
+    """Else the whole gradients of all layers would be in memory, and no transfer would overlap."""
+    made = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(6))).to(here.device)
+    wrapped = FullyShardedDataParallel(made, peer_memory=peer_memory)
+    x = torch.randn(2, 4, device=here.device, requires_grad=True)
+    averaged = []
+    x.register_hook(lambda _: averaged.extend(p.grad is not None for p in wrapped.parameters()))
+    wrapped(x).sum().backward()
+    # The first layer has only now its gradient, and the averages of the next two may be in flight.
+    assert averaged[3:] == [True] * 3
+
+
 def _two_forwards(model: Any, x: Tensor, first: list[int], second: list[int]) -> Tensor:
     return model(x[:, :3], first).mean() + model(x[:, 3:], second).mean()
 
