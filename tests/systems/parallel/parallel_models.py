@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from systems.model import TransformerLM, cross_entropy
 
@@ -67,15 +68,17 @@ class Mixed(nn.Module):
 class Branches(nn.Module):
     """Model that runs only the layers that the caller selects, after one with a single weight."""
 
-    def __init__(self) -> None:
+    def __init__(self, reentrant: bool | None = None) -> None:
         super().__init__()
         self.one = nn.Linear(1, 1)
         self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+        self.reentrant = reentrant  # None: without checkpoints
 
     def forward(self, x: Tensor, used: list[int]) -> Tensor:
         x = x + self.one(x[:, :1])
         for i in used:
-            x = self.layers[i](x)
+            layer, how = self.layers[i], self.reentrant
+            x = layer(x) if how is None else checkpoint(layer, x, use_reentrant=how)
         return x
 
 

@@ -342,10 +342,10 @@ def _two_forwards(model: Any, x: Tensor, first: list[int], second: list[int]) ->
     return model(x[:, :3], first).mean() + model(x[:, 3:], second).mean()
 
 
-def odd_layers(run: Run) -> None:
+def odd_layers(run: Run, reentrant: bool | None) -> None:
     """Run a layer twice, and another one not in every forward. A weight has only one element."""
-    run.make(Branches)
-    some, more = [0, 0, 2], [0, 0, 1, 2]
+    run.make(partial(Branches, reentrant))
+    some, more = [3], [0, 0, 1, 2, 3]
     for step, (first, second) in enumerate([(more, some), (some, more), (more, some)]):
         of = partial(_two_forwards, first=first, second=second)
         run.train(step, of)
@@ -354,9 +354,15 @@ def odd_layers(run: Run) -> None:
 
 
 @on_ranks(TWO, FOUR, GPUS, repeats=1)  # on four, weights have fewer rows than there are ranks
-@pytest.mark.parametrize("options", [{}, {"layers": (Branches,)}], ids=["layers", "whole"])
-def test_odd_layers(here, options):
-    compare(here, fsdp(**options), odd_layers)
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_odd_layers(here, reentrant):
+    compare(here, fsdp(), partial(odd_layers, reentrant=reentrant))
+
+
+@on_ranks(TWO, GPUS, repeats=1)
+@pytest.mark.parametrize("reentrant", [None, False])
+def test_odd_layers_in_one_layer(here, reentrant):
+    compare(here, fsdp(layers=(Branches,)), partial(odd_layers, reentrant=reentrant))
 
 
 # ---- weights that are needed longer, or no more --------------------------------------------------
