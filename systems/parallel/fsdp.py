@@ -175,7 +175,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
     def _make_transfers(self, peer_memory: bool) -> LayerCollectives | PeerLayers:
         devices = {weight.shard.device for weight in self._weights}
         if peer_memory and devices and can_have_peer_memory(self._group, devices):
-            layers = [layer.weights for layer in self._layers if layer.weights]
+            layers = [layer.weights for layer in self._layers]
             return PeerLayers(layers, MAX_REDUCTIONS, self._group)
         return LayerCollectives(self._group_of)
 

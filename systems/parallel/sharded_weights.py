@@ -41,7 +41,6 @@ class FSDPParameter:
         self, shard: nn.Parameter, unsharded: nn.Parameter, places: list[tuple[nn.Module, str]]
     ):
         self.shard, self.unsharded, self.places = shard, unsharded, places
-        self.show_shard()
 
     def show_shard(self) -> None:
         for module, name in self.places:
