@@ -140,6 +140,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
         self.compute_dtype = compute_dtype
         self._weights: list[ShardedWeight] = []
         self._copies: list[FSDPParameter] = []  # replicated parameters with a copy in compute_dtype
+        self._keeps_state = True  # whether `state_dict` returns the state on this rank
         by_module = self._manage(list(module.parameters()))
         self._layers = find_layers(module, layers, by_module)
         names = {inner: name or "the module" for name, inner in module.named_modules()}
@@ -275,9 +276,13 @@ class FullyShardedDataParallel(DataParallelWrapper):
         Raises:
             RuntimeError: as `gather_full_parameters`.
         """
-        states = self.module.state_dict(*args, **kwargs)
-        if to is not None and to != self._group.rank():
-            states.clear()
+        self._keeps_state = to is None or to == self._group.rank()
+        try:
+            states = self.module.state_dict(*args, **kwargs)
+            if not self._keeps_state:
+                states.clear()
+        finally:
+            self._keeps_state = True
         return states
 
     @torch.no_grad()
@@ -285,8 +290,9 @@ class FullyShardedDataParallel(DataParallelWrapper):
         """Replace the shards in a state dict by whole weights. A hook of the module."""
         self._meetings.meet(self._group, "state_dict()")
         for names, whole in self._gather_all():
-            on_cpu = whole.to("cpu", copy=True)  # so that a GPU never has all weights
-            states.update((prefix + name, on_cpu) for name in names)
+            if self._keeps_state:
+                on_cpu = whole.to("cpu", copy=True)  # so that a GPU never has all weights
+                states.update((prefix + name, on_cpu) for name in names)
         for name, value in states.items():
             if name.startswith(prefix) and isinstance(value, Tensor):
                 states[name] = value.detach().cpu()

@@ -157,6 +157,21 @@ def test_full_parameters(here: RankContext, dtype: torch.dtype | None) -> None:
     assert_is_sharded(run)
 
 
+@on_ranks(TWO, GPUS, repeats=1)
+def test_the_state_is_gathered_on_one_rank(here):
+    run = Run(here, fsdp())
+    run.make()
+    run.train(0)
+    model, optimizer = run.model.state_dict(), run.model.optimizer_state_dict(run.optimizer)
+    for rank in range(here.world_size):
+        wanted = here.rank == rank
+        only = run.model.state_dict(to=rank), run.model.optimizer_state_dict(run.optimizer, to=rank)
+        expected = (model, optimizer) if wanted else ({}, {**optimizer, "state": {}})
+        torch.testing.assert_close(only, expected, atol=0, rtol=0)
+    assert optimizer["state"]
+    torch.testing.assert_close(run.model.module.state_dict(), model, atol=0, rtol=0)
+
+
 class Scaled(nn.Module):
     """A layer without a sharded weight, which checkpoints a part of itself.
 
