@@ -249,12 +249,18 @@ def test_parameters_are_float32_after_a_backward_that_reaches_none(here):
 
 
 @on_ranks(TWO, GPUS, repeats=1)
-def test_the_state_after_an_error_is_float32(here):
-    layers = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_the_state_after_an_error_is_whole_and_float32(here, is_loaded):
+    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH))
+    state = {name: torch.ones_like(value) for name, value in layers.state_dict().items()}
+    if not is_loaded:
+        layers.load_state_dict(state)
     wrapped = FullyShardedDataParallel(layers.to(here.device), compute_dtype=torch.bfloat16)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="shapes"):
         wrapped(torch.ones(2, WIDTH + 1, device=here.device))
-    assert {value.dtype for value in wrapped.module.state_dict().values()} == {torch.float32}
+    if is_loaded:
+        wrapped.load_state_dict(state)
+    torch.testing.assert_close(wrapped.module.state_dict(), state, atol=0, rtol=0)
 
 
 @on_ranks(TWO, GPUS, repeats=1)
