@@ -467,7 +467,7 @@ class FullyShardedDataParallel(DataParallelWrapper):
             order, position = [index], 0
         tensors = tensors_in(out)
         # To read is_leaf also renews a view of what was changed. Else register_hook may crash.
-        outputs = [tensor for tensor in tensors if tensor.requires_grad and not tensor.is_leaf]
+        outputs = [tensor for tensor in tensors if not tensor.is_leaf]
         hook = weak_hook(self._before_backward, order, position)
         for tensor in _where_to_hook(outputs, args, kwargs):
             tensor.register_hook(hook)

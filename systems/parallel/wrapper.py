@@ -192,7 +192,7 @@ class DataParallelWrapper(nn.Module):
         if torch.is_grad_enabled():
             hook = weak_hook(self._on_output_gradient)
             for tensor in tensors_in(output):
-                if tensor.requires_grad and not tensor.is_leaf:
+                if not tensor.is_leaf:
                     tensor.register_hook(hook)
 
     def _synchronize_buffers(self) -> None:

@@ -249,17 +249,31 @@ def test_parameters_are_float32_after_a_backward_that_reaches_none(here):
 
 
 @on_ranks(TWO, GPUS, repeats=1)
-@pytest.mark.parametrize("is_loaded", [False, True])
-def test_the_state_after_an_error_is_whole_and_float32(here, is_loaded):
+def test_hooks_of_gradients_run_once_on_float32(here):
+    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)).to(here.device)
+    wrapped = FullyShardedDataParallel(layers, compute_dtype=torch.bfloat16)
+    seen = []
+    for p in wrapped.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: seen.append((id(p), p.grad.dtype)))
+    wrapped(torch.ones(2, WIDTH, device=here.device)).sum().backward()
+    assert sorted(seen) == sorted((id(p), torch.float32) for p in wrapped.parameters())
+
+
+@on_ranks(TWO, GPUS, repeats=1)
+@pytest.mark.parametrize("use", ["state_dict", "load_state_dict", "gather_full_parameters"])
+def test_the_state_after_an_error_is_whole_and_float32(here, use):
     layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH))
     state = {name: torch.ones_like(value) for name, value in layers.state_dict().items()}
-    if not is_loaded:
+    if use != "load_state_dict":
         layers.load_state_dict(state)
     wrapped = FullyShardedDataParallel(layers.to(here.device), compute_dtype=torch.bfloat16)
     with pytest.raises(RuntimeError, match="shapes"):
         wrapped(torch.ones(2, WIDTH + 1, device=here.device))
-    if is_loaded:
+    if use == "load_state_dict":
         wrapped.load_state_dict(state)
+    if use == "gather_full_parameters":
+        whole = {name: value.cpu() for name, value in wrapped.gather_full_parameters().items()}
+        torch.testing.assert_close(whole, dict(state), atol=0, rtol=0)
     torch.testing.assert_close(wrapped.module.state_dict(), state, atol=0, rtol=0)
 
 
@@ -343,6 +357,18 @@ def test_weights_are_whole_only_around_their_layer(here, policy, dtype, frozen, 
     torch.distributed.all_reduce(sizes)
     whole = wrapped.gather_full_parameters()
     assert sizes.tolist() == [whole[f"{name}.weight"].numel() for name in matrices]
+
+
+@on_ranks(TWO, GPUS, repeats=1)
+def test_evaluation_leaves_no_weight_whole(here):
+    """Also not those of layers that it was expected to run."""
+    wrapped = FullyShardedDataParallel(Branches().to(here.device))
+    x = torch.ones(2, 3, device=here.device)
+    wrapped(x, [0, 1, 2, 3]).sum().backward()
+    with torch.no_grad():
+        for used in ([0], [0, 1, 2, 3]):
+            wrapped(x, used)
+            assert not any(weight.gathered for weight in wrapped._weights)
 
 
 @on_ranks(TWO, GPUS, repeats=1)
@@ -604,7 +630,10 @@ def casting() -> Net:
 def test_inputs_are_cast_after_the_hooks_of_the_user(here):
     run = Run(here, fsdp(compute_dtype=torch.bfloat16))
     plain(run, casting)
+    seen = []
+    run.made.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
     assert run.model(run.shares(3)[0]).dtype == torch.bfloat16
+    assert seen == [torch.bfloat16]  # those of the whole module are cast before
 
 
 @on_ranks(TWO, GPUS, repeats=1)

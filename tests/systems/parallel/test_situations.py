@@ -317,6 +317,48 @@ def test_an_error_names_the_rank_and_the_layer(first, then, whole):
     assert not any("no error" in words for words in told), told
 
 
+class Forked(nn.Module):
+    """A model with two outputs, of different frozen layers, which have no gradients to compare."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.left, self.right = (nn.Linear(3, 3) for _ in range(3))
+        self.left.requires_grad_(False)
+        self.right.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        x = self.first(x)
+        return [self.left(x), self.right(x)]
+
+
+def ranks_differentiate_different_outputs(here: RankContext, passes: int) -> None:
+    wrapped = FullyShardedDataParallel(Forked())
+    x = torch.ones(2, 3)
+    for _ in range(passes):
+        torch.stack(wrapped(x)).sum().backward()
+    _impatient_store()
+    with pytest.raises(RuntimeError) as told:
+        wrapped(x)[here.rank].sum().backward()
+    raise Failed(str(told.value))
+
+
+@pytest.mark.parametrize("passes", [0, 2])
+def test_an_error_names_the_layer_of_backward(passes):
+    with world("gloo", 2) as ranks:
+        outcomes = ranks.outcomes(ranks_differentiate_different_outputs, passes=passes)
+    assert any("left" in words and "right" in words for words in outcomes), outcomes
+
+
+@on_ranks(TWO, repeats=1)
+def test_passes_over_the_same_layers_send_no_messages(here):
+    run = Run(here, WRAPPERS["fsdp"])
+    run.make()
+    run.train(0)
+    written = _get_default_store().num_keys()
+    run.train(1)
+    assert _get_default_store().num_keys() == written
+
+
 def fails_on_one_rank(here: RankContext, name: str, phase: str) -> None:
     sharded_optimizer.CHUNK_BYTES = 100  # several chunks
     run = Run(here, WRAPPERS[name])
