@@ -73,6 +73,7 @@ def test_a_parameter_takes_precedence_over_a_value_of_records() -> None:
         (TOY, "size == true", "got True, expected a valid integer"),
         (TOY, "size > large", "got 'large', expected a valid integer"),
         (TOY, "mode > fast", "words such as 'fast' have no order"),
+        (TOY, "label == mode", "compares two parameters"),
     ],
 )
 @pytest.mark.filterwarnings("error")
