@@ -168,11 +168,9 @@ class BucketedDDP(DataParallel):
                 "no_sync() and then finish_gradient_synchronization()"
             )
         self._ready[index] = True
-        bucket = self._bucket_of[index]
-        self._awaited[bucket] -= 1
-        if self._awaited[bucket] == 0:
-            while self._next < len(self._buckets) and self._awaited[self._next] == 0:
-                self._send_next()
+        self._awaited[self._bucket_of[index]] -= 1
+        while self._next < len(self._buckets) and self._awaited[self._next] == 0:
+            self._send_next()
 
     def _send_next(self) -> None:
         bucket = self._buckets[self._next]

@@ -252,7 +252,7 @@ class DataParallelWrapper(nn.Module):
 
     def _gradient(self, index: int, parameter: Tensor) -> None:
         self._notice_backward()
-        if self._synchronizing and not self._open:  # to set an attribute of a module is slow
+        if not self._open:  # to set an attribute of a module is slow
             self._open = True
         if parameter.grad is None:  # its function has none, or a hook of the user has removed it
             return

@@ -184,7 +184,9 @@ def test_gradients_go_out_during_backward(here: RankContext, name: str, expected
         # is ready. The gradients of all other weights are ready.
         x.register_hook(lambda _, counted=counted: counted.append(_collectives()))
         out.backward()
+        after = _collectives()
         wrapped.finish_gradient_synchronization()
+        assert _collectives() == after  # the gradients are averaged already
         assert counted[0] - before >= expected
         assert (counted[0] - before > 0) == (expected > 0)
 

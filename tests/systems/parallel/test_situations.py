@@ -111,7 +111,7 @@ def missing_batches(
     run: Run,
     set_to_none: bool = True,
     build: Callable[[], nn.Module] = Net,
-    evaluate: bool = False,
+    evaluate: str = "",
     zeros: bool = False,
 ) -> None:
     """Train 4 steps. From the second on, another rank in turn has no batch, and only finishes.
@@ -137,7 +137,7 @@ def missing_batches(
             run.backward(step)
         run.optimizer.step()
         if evaluate or step == 3:  # then all ranks have the buffers of the first
-            run.model.eval()
+            run.model.train(evaluate == "in training mode" and step < 3)
             with torch.no_grad():
                 run.losses(step)
             run.model.train()
@@ -168,7 +168,7 @@ def test_a_rank_that_owns_nothing_may_have_no_batch(here):
 
 
 @on_ranks(THREE, repeats=1)
-@pytest.mark.parametrize("evaluate", [True, False])
+@pytest.mark.parametrize("evaluate", ["", "in evaluation mode", "in training mode"])
 @pytest.mark.parametrize("name", ["naive", "bucketed", "peer"])
 def test_a_rank_without_a_batch_takes_part_in_the_broadcast_of_buffers(here, name, evaluate):
     situation = partial(missing_batches, evaluate=evaluate)
