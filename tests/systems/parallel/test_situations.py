@@ -175,6 +175,19 @@ def test_a_rank_without_a_batch_takes_part_in_the_broadcast_of_buffers(here, nam
     compare(here, WRAPPERS[name], partial(situation, build=lambda: Net(nn.BatchNorm1d(6))))
 
 
+@on_ranks(TWO, GPUS, repeats=1)
+@pytest.mark.parametrize("name", ["naive", "fsdp"])
+def test_only_persistent_buffers_are_those_of_the_first_rank(here, name):
+    layer = nn.Linear(3, 3).to(here.device)
+    for buffer, is_persistent in (("kept", True), ("own", False)):
+        layer.register_buffer(buffer, torch.zeros(1, device=here.device), is_persistent)
+    wrapped = WRAPPERS[name].wrap(layer)
+    layer.kept += here.rank
+    layer.own += here.rank
+    wrapped(torch.ones(2, 3, device=here.device))
+    assert (layer.kept.item(), layer.own.item()) == (0, here.rank)
+
+
 # ---- changes after wrapping ----------------------------------------------------------------------
 
 
