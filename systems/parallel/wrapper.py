@@ -68,7 +68,7 @@ class DataParallelWrapper(nn.Module):
         self._backward: int | None = None  # id of the backward pass in progress
         # Gradients
         self._synchronizing = True  # False in `no_sync`
-        self._open = False  # the backward in progress has begun to average gradients
+        self._open = False  # the backward in progress has reached a layer or a gradient
         # One of the gradients that the last backward has averaged, as (parameter, reference to the
         # gradient, version), or () if this rank owns none. None: they are not averaged.
         self._averaged: tuple[Any, ...] | None = None

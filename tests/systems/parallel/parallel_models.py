@@ -77,8 +77,10 @@ class Branches(nn.Module):
     def forward(self, x: Tensor, used: list[int]) -> Tensor:
         x = x + self.one(x[:, :1])
         for i in used:
-            layer, how = self.layers[i], self.reentrant
-            x = layer(x) if how is None else checkpoint(layer, x, use_reentrant=how)
+            if self.reentrant is None:
+                x = self.layers[i](x)
+            else:
+                x = checkpoint(self.layers[i], x, use_reentrant=self.reentrant)
         return x
 
 

@@ -198,7 +198,7 @@ def _join(backend: str, rank: int, world_size: int, timeout_s: float, store: str
     device = torch.device("cpu")
     if backend == "nccl":
         gpus = torch.cuda.device_count()
-        if gpus < world_size:  # NCCL and symmetric memory refuse that ranks share a GPU
+        if gpus < world_size:  # without these, NCCL and symmetric memory refuse a shared GPU
             os.environ["NCCL_HOSTID"] = str(rank)
             os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
         device = torch.device("cuda", rank % gpus)
