@@ -13,7 +13,7 @@ import os
 import tempfile
 import warnings
 import weakref
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -101,7 +101,6 @@ class HostMemory(PeerMemory):
 
     def _make(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._store = _get_default_store()
-        self._counts: Counter[tuple[int, int, int]] = Counter()
         self._queue: deque[Callable[[], None]] = deque()
         self._done = 0  # number of functions of `aside` that have run
         self.channels = MAX_CHANNELS
@@ -149,9 +148,7 @@ class HostMemory(PeerMemory):
         self._store.delete_key(key)
 
     def _key(self, source: int, target: int, channel: int) -> str:
-        self._counts[source, target, channel] += 1
-        number = self._counts[source, target, channel]
-        return f"{self._name}/{source}/{target}/{channel}/{number}"
+        return f"{self._name}/{source}/{target}/{channel}"
 
     def aside(self, work: Callable[[], None], lane: str = "", after: Aside | None = None) -> Aside:
         self._queue.append(work)

@@ -338,10 +338,9 @@ class ShardedOptimizer(Optimizer):
         parameters = self._in_order()
         place = {parameter: i for i, parameter in enumerate(parameters)}
         groups = [
-            {**{k: v for k, v in group.items() if k != "params"},
-             "params": [place[parameter] for parameter in group["params"]]}
+            {**group, "params": [place[parameter] for parameter in group["params"]]}
             for group in self.param_groups
-        ]  # fmt: skip
+        ]
         state: dict[int, dict[str, Any]] = {}
         wanted = to is None or to == self._group.rank()
         for rank in range(self._group.size()):

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -92,6 +93,12 @@ WRAPPERS = OURS | {"torch_ddp": Wrapper(_torch_ddp), "torch_zero": Wrapper(_torc
 
 class Failed(Exception):
     """Raised in the middle of forward or backward."""
+
+
+def collectives() -> int:
+    """Return the number of collectives started so far."""
+    group: Any = dist.group.WORLD
+    return group._get_sequence_number_for_group()
 
 
 def _nothing(output: Tensor) -> None:
@@ -265,6 +272,12 @@ def _replace_data_of_gradients(run: Run) -> None:
         parameter.grad.data = parameter.grad.data * 0.5
 
 
+def _replace_gradients(run: Run) -> None:
+    for parameter in run.with_gradients():
+        parameter.grad = parameter.grad * 0.5
+    run.finish()
+
+
 def _clip(run: Run) -> None:
     run.finish()
     if run.alone:
@@ -423,11 +436,15 @@ def gradients_edited_by_a_hook(run: Run, first: bool) -> None:
 
 
 def gradients_set_by_hand(run: Run) -> None:
-    """Gradients come from `torch.autograd.grad`; `finish` averages them."""
+    """Gradients come from `torch.autograd.grad`; `finish` averages them.
+
+    The last ones replace those of the step before, which are not set to None.
+    """
     run.make()
     run.train(0)
     for step in range(1, 3):
-        run.zero_grad()
+        if step == 1:
+            run.zero_grad()
         losses = run.losses(step)
         total = torch.stack(losses).mean()
         parameters = list(run.made.parameters())
@@ -669,6 +686,7 @@ SITUATIONS: dict[str, Callable[[Run], None]] = {
     "finished_twice": partial(before_the_step, act=_finish_twice),
     "inputs_differentiated": partial(before_the_step, act=_differentiate_inputs),
     "data_of_gradients_replaced": partial(before_the_step, act=_replace_data_of_gradients),
+    "gradients_replaced": partial(before_the_step, act=_replace_gradients),
     "clipped": partial(before_the_step, act=_clip),
     "skipped_batch_zeros": partial(skipped_batch, set_to_none=False),
     "skipped_batch_finished": partial(skipped_batch, finish=True),

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
@@ -29,15 +28,10 @@ from tests.systems.parallel.parallel_models import (
     assert_same_on_all_ranks,
 )
 from tests.systems.parallel.ranks import FOUR, GPUS, TWO, RankContext, on_ranks
-from tests.systems.parallel.situations import OURS, Net, Run, Strided
+from tests.systems.parallel.situations import OURS, Net, Run, Strided, collectives
 
 DDP = ("naive", "flat", "overlapped", "bucketed", "peer")
 all_wrappers = pytest.mark.parametrize("name", DDP)
-
-
-def _collectives() -> int:
-    """Return the number of collectives started so far."""
-    return dist.group.WORLD._get_sequence_number_for_group()
 
 
 @on_ranks(TWO, GPUS)
@@ -178,15 +172,15 @@ def test_gradients_go_out_during_backward(here: RankContext, name: str, expected
     for _ in range(2):
         x = torch.ones(2, 4, device=here.device, requires_grad=True)
         out = wrapped(x).sum()
-        before = _collectives()
+        before = collectives()
         counted: list[int] = []
         # It is undefined whether this hook runs before or after the gradient of the first weight
         # is ready. The gradients of all other weights are ready.
-        x.register_hook(lambda _, counted=counted: counted.append(_collectives()))
+        x.register_hook(lambda _, counted=counted: counted.append(collectives()))
         out.backward()
-        after = _collectives()
+        after = collectives()
         wrapped.finish_gradient_synchronization()
-        assert _collectives() == after  # the gradients are averaged already
+        assert collectives() == after  # the gradients are averaged already
         assert counted[0] - before >= expected
         assert (counted[0] - before > 0) == (expected > 0)
 

@@ -26,6 +26,7 @@ OPTIMIZERS = {
     "adamw": (torch.optim.AdamW, {"lr": 1e-2, "eps": 1e-2}),
     "fused_adamw": (FusedAdamW, {"lr": 1e-2, "eps": 1e-2}),
     "rprop": (torch.optim.Rprop, {"lr": 1e-2}),
+    "adagrad": (torch.optim.Adagrad, {"lr": 1e-2, "eps": 1e-2}),  # has state before its first step
 }
 
 
@@ -78,6 +79,7 @@ def trains_as_one_process(here: RankContext, name: str, optimizer: str, chunk_by
     [
         ("toy", "sgd", 10**9),
         ("toy", "rprop", 100),
+        ("toy", "adagrad", 100),
         ("tied", "adamw", 100),
         ("transformer", "adamw", 2000),
         ("transformer", "fused_adamw", 10**9),
@@ -163,17 +165,45 @@ def test_parameters_of_several_dtypes_keep_their_strides(here, peer_memory):
 
 
 @on_ranks(TWO)
-def test_options_that_are_loaded_are_copies(here: RankContext) -> None:
-    parameters = [nn.Parameter(torch.ones(2))]  # of which one rank has none
-    optimizer = ShardedOptimizer(parameters, torch.optim.Adam, lr=torch.tensor(0.5))
+def test_a_state_from_before_the_first_step(here: RankContext) -> None:
+    parameter = nn.Parameter(torch.ones(2))  # one rank has none
+    optimizer = ShardedOptimizer([parameter], torch.optim.Adam, lr=torch.tensor(0.5))
     saved = optimizer.state_dict()
     optimizer.load_state_dict(saved)
     optimizer.param_groups[0]["lr"].fill_(0.25)
-    assert saved["param_groups"][0]["lr"] == 0.5
+    assert saved["param_groups"][0]["lr"] == 0.5  # options that are loaded are copies
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    assert optimizer.state_dict()["state"][0]["step"] == 1
+
+
+@on_ranks(TWO)
+def test_hooks_of_states(here: RankContext) -> None:
+    """They may return another state, or nothing, as with torch's optimizers."""
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    optimizer = ShardedOptimizer(parameters, torch.optim.SGD, lr=1.0)
+    calls = []
+
+    def named(_, state):
+        return {**state, "name": "mine"}
+
+    def halved(_, state):
+        groups = [{**group, "lr": group["lr"] / 2} for group in state["param_groups"]]
+        return {**state, "param_groups": groups}
+
+    optimizer.register_state_dict_pre_hook(calls.append)
+    optimizer.register_state_dict_post_hook(named)
+    optimizer.register_state_dict_post_hook(lambda _, state: calls.append(state["name"]))
+    optimizer.register_load_state_dict_pre_hook(halved)
+    optimizer.register_load_state_dict_pre_hook(lambda _, state: calls.append(state["name"]))
+    optimizer.register_load_state_dict_post_hook(calls.append)
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert calls == [optimizer, "mine", "mine", optimizer]
+    assert optimizer.param_groups[0]["lr"] == 0.5
 
 
 class Halving(torch.optim.Optimizer):
-    """Optimizer whose step has an argument and which keeps a counter in its groups."""
+    """Optimizer whose step has an argument and which counts steps in its groups and state."""
 
     def __init__(self, params):
         super().__init__(params, {"count": 0})
@@ -183,6 +213,7 @@ class Halving(torch.optim.Optimizer):
         for group in self.param_groups:
             group["count"] += 1
             for p in group["params"]:
+                self.state[p]["count"] = group["count"]
                 p.div_(2**times)
 
 
@@ -201,6 +232,10 @@ def test_closures_and_arguments(here: RankContext) -> None:
     assert optimizer.step() is None
     assert all(p.tolist() == [1.0, 1.0] for p in parameters)
     assert optimizer.param_groups[0]["count"] == 2
+    assert optimizer.state_dict()["state"] == {i: {"count": 2} for i in range(5)}
+    optimizer = ShardedOptimizer(parameters[:1], Halving)
+    optimizer.step()
+    assert optimizer.state_dict()["param_groups"][0]["count"] == 1  # also where it has no parameter
 
 
 @on_ranks(TWO, FOUR, GPUS)
@@ -225,12 +260,28 @@ def test_what_is_refused(here: RankContext) -> None:
     model.double()
     with pytest.raises(RuntimeError, match="was moved, cast"):
         optimizer.step()
+    optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    model.bias.data = model.bias.data.clone()
+    with pytest.raises(RuntimeError, match="given other memory"):
+        optimizer.step()
     with pytest.raises(ValueError, match="Invalid learning rate"):
         ShardedOptimizer(parameters[:1], torch.optim.SGD, lr=-1)
     wrapped = PeerDDP(nn.Linear(2, 2).to(here.device), 1)
     wrapped(torch.ones(1, 2, device=here.device)).sum().backward()
+    options = {"lr": 0.1, "shard_gradients": wrapped}
     with pytest.raises(ValueError, match="before backward"):
-        ShardedOptimizer(wrapped.parameters(), torch.optim.SGD, lr=0.1, shard_gradients=wrapped)
+        ShardedOptimizer(wrapped.parameters(), torch.optim.SGD, **options)
+    wrapped.zero_grad()
+    other = dist.new_group()
+    more = [*wrapped.parameters(), parameters[0]]
+    for given, group in ((more, None), (wrapped.parameters(), other)):
+        with pytest.raises(ValueError, match="with these parameters and this process group"):
+            ShardedOptimizer(given, torch.optim.SGD, process_group=group, **options)
+    with pytest.raises(ValueError, match="weight is missing"):
+        ShardedOptimizer([wrapped.module.bias], torch.optim.SGD, **options)
+    optimizer = ShardedOptimizer(wrapped.parameters(), torch.optim.SGD, **options)
+    with pytest.raises(RuntimeError, match="all groups when you make it"):
+        optimizer.add_param_group({"params": parameters[:1]})
 
 
 def test_shares_are_balanced_by_bytes():

@@ -40,6 +40,7 @@ from tests.systems.parallel.situations import (
     Net,
     Run,
     Strided,
+    collectives,
     compare,
 )
 
@@ -102,6 +103,32 @@ def test_situation(here, name, situation):
 @pytest.mark.parametrize(("name", "situation"), ON_THREE)
 def test_situation_on_three_ranks(here, name, situation):
     goes_through(here, name, situation)
+
+
+# By wrapper, in a step. In each, the ranks tell each other once which parameters they have used.
+COLLECTIVES = {
+    "naive": 1 + 6,  # one for each parameter
+    "flat": 1 + 1,
+    "overlapped": 1 + 6,
+    "bucketed": 1 + 2,
+    "peer": 1,
+    "sharded_optimizer": 1 + 2 + 2,  # a broadcast by each rank
+    "peer_optimizer": 1 + 2,
+    "sharded_gradients": 1,
+    "fsdp": 1 + 5 + 3 + 1,  # gathers, of the last layer in forward only; the biases are replicated
+    "peer_fsdp": 1 + 1,
+}
+
+
+@on_ranks(TWO, repeats=1)
+@pytest.mark.parametrize(("name", "count"), COLLECTIVES.items())
+def test_collectives_of_a_step(here, name, count):
+    run = Run(here, WRAPPERS[name])
+    run.make()
+    run.train(0)
+    before = collectives()
+    run.train(1)
+    assert collectives() - before == count
 
 
 # ---- ranks without a batch -----------------------------------------------------------------------
