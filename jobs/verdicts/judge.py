@@ -65,8 +65,8 @@ class Verdict:
     not_slower: bool = False
     # Whether the candidate, if it is slower, is so by more than the margin.
     beyond_margin: bool = True
-    # If allocations differ by more than noise and have different verdicts: the verdict and the
-    # ratio of each allocation alone.
+    # If allocations differ by more than noise, and in their verdicts, or by so much that the interval
+    # contains 1: the verdict and the ratio of each allocation alone.
     unlike: tuple[tuple[str, Decision, float], ...] = ()
 
     @property
@@ -129,9 +129,11 @@ def _verdict(logs: _Logs, margin: float, floor: float | None, one_sided: float) 
     decisions = [each.decision(same, least, one_sided) for each in alone]
     agree = len(set(decisions)) == 1
     unlike = zip(logs.names, decisions, map(math.exp, logs.means), strict=True)
+    verdict = decisions[0] if agree else "unsure"
     half = whole.half_width(CONFIDENCE)
+    is_sure = abs(whole.mean) > half or verdict in ("same", "unsure")
     return Verdict(
-        decisions[0] if agree else "unsure",
+        verdict,
         ratio=math.exp(whole.mean),
         low=_exp(whole.mean - half),
         high=_exp(whole.mean + half),
@@ -141,7 +143,7 @@ def _verdict(logs: _Logs, margin: float, floor: float | None, one_sided: float) 
         floor=floor,
         not_slower=all(e.mean + e.half_width(1 - 2 * ONE_SIDED) < same for e in alone),
         beyond_margin=whole.mean > same,
-        unlike=() if agree else tuple(unlike),
+        unlike=() if agree and is_sure else tuple(unlike),
     )
 
 

@@ -29,6 +29,7 @@ _MEANINGS = {  # of the texts of speedups with an interval, by `Speedup.kind`
     "decided": f"an interval without a word: faster or slower, significant at {LEVEL:.1%}",
     "same": "same: equal within the margin",
     "unsure": "unsure: not decided",
+    "on each": "on each: faster or slower on each allocation alone, by different amounts",
     "noise": "noise: not decided, and the interval is wider than the speedup",
 }
 _Measured = list[tuple[Record, float]]  # in one execution of a round
@@ -67,11 +68,12 @@ class Speedup:
 
     @property
     def kind(self) -> str:
-        """What an interval says: decided, same, unsure, or noise if it is wider than the ratio."""
+        """What an interval says: decided, a word, or noise if it is wider than the ratio."""
         if not self.word or self.ratio is None or self.interval is None:
             return "decided"
         low, high = self.interval
-        return "noise" if high - low > abs(self.ratio) else self.word
+        is_noise = high - low > abs(self.ratio) and self.word != "on each"
+        return "noise" if is_noise else self.word
 
     @property
     def number(self) -> str:
@@ -80,8 +82,13 @@ class Speedup:
 
     @property
     def word(self) -> str:
-        """The verdict if it is same or unsure. The number tells the others."""
-        return self.verdict if self.verdict in ("same", "unsure") else ""
+        """The verdict if it is same or unsure, or "on each" if it is of each allocation alone.
+
+        The number tells the others.
+        """
+        if self.verdict in ("same", "unsure"):
+            return self.verdict
+        return "on each" if self.interval and self.interval[0] <= 1 <= self.interval[1] else ""
 
     @property
     def texts(self) -> tuple[str, str]:

@@ -175,18 +175,27 @@ def test_a_speedup_with_an_interval_wider_than_itself_is_noise(folder: ResultsFo
 
 
 def test_a_note_explains_the_words_in_the_table_and_no_others(folder: ResultsFolder) -> None:
-    """Size 1 is the same, size 2 faster and size 3 unsure."""
-    unsure = [1.0, 1.1, 1.0, 1.1, 0.9]
+    """Size 1 is the same, size 2 faster, size 3 unsure, and size 4 by how much differs by host."""
+    unsure, by_host = [1.0, 1.1, 1.0, 1.1, 0.9], [0.98] * 3 + [0.9] * 2
 
     def outcome(params: dict[str, Any], repeat: int) -> Outcome:
-        if params["mode"] == "fast" or params["size"] == 1:
-            return ok(1.0)
-        return ok(0.5 if params["size"] == 2 else unsure[repeat])
+        round = repeat // 2 if params["mode"] == "fast" else repeat
+        host = {"environment": {"boot_id": "a" if round < 3 else "b"}}
+        if params["mode"] == "fast":
+            return ok(1.0) | host
+        return ok([1.0, 0.5, unsure[round], by_host[round]][params["size"] - 1]) | host
 
-    folder.submit_rounds(TOY + "grid: {size: [1, 2, 3], mode: [fast, exact]}\n" + BLOCKS, outcome)
-    for sizes, words in (([1, 2], {"same", "without"}), ([2], {"without"}), ([3], {"unsure"})):
+    folder.submit_rounds(
+        TOY + "grid: {size: [1, 2, 3, 4], mode: [fast, exact]}\n" + BLOCKS, outcome
+    )
+    for sizes, words in (
+        ([1, 2], {"same", "without"}),
+        ([2], {"without"}),
+        ([3], {"unsure"}),
+        ([4], {"on each"}),
+    ):
         last = report_table(folder, **VIEW, where=f"size in {sizes}").notes[-1]
-        assert {each for each in ("same", "unsure", "without") if each in last} == words
+        assert {each for each in ("same", "unsure", "without", "on each") if each in last} == words
     assert table(folder, **VIEW)[0]["exact vs fast"] == "1.000x [1.000, 1.000] same"
 
 
