@@ -22,6 +22,7 @@ from systems.parallel import (
 )
 from systems.parallel.buckets import fill_buckets
 from tests.systems.parallel.parallel_models import (
+    WIDTH,
     Branches,
     Mixed,
     Tied,
@@ -88,6 +89,16 @@ def test_gradients_have_the_strides_of_their_parameters(here: RankContext, name:
         run.model.to(memory_format=torch.contiguous_format)
         with pytest.raises(RuntimeError, match="memory format of parameters must not change"):
             run.train(1)
+
+
+@on_ranks(TWO, GPUS)
+def test_a_rank_that_updates_nothing_refuses_what_the_others_refuse(here: RankContext) -> None:
+    run = Run(here, OURS["sharded_gradients"])
+    run.make(lambda: nn.Linear(WIDTH, 1, bias=False))
+    run.backward(0)
+    assert run.made.weight.grad.any() == (here.rank == 0)
+    with pytest.raises(RuntimeError, match="must not add to averaged gradients"):
+        run.backward(1)
 
 
 @on_ranks(TWO, GPUS)
