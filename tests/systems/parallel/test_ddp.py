@@ -5,11 +5,16 @@ test_situations.py compares whole trainings with those in one process.
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
@@ -18,7 +23,9 @@ from systems.parallel import (
     FullyShardedDataParallel,
     NaiveDDP,
     OverlappedDDP,
+    PeerDDP,
     ShardedOptimizer,
+    peer_memory,
 )
 from systems.parallel.buckets import fill_buckets
 from tests.systems.parallel.parallel_models import (
@@ -89,6 +96,29 @@ def test_gradients_have_the_strides_of_their_parameters(here: RankContext, name:
         run.model.to(memory_format=torch.contiguous_format)
         with pytest.raises(RuntimeError, match="memory format of parameters must not change"):
             run.train(1)
+
+
+@on_ranks(TWO)
+def test_shared_memory_leaves_no_files(here: RankContext) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        folders = [folder]
+        dist.broadcast_object_list(folders)
+        with mock.patch.object(peer_memory, "SHARED_FOLDER", Path(folders[0])):
+            run = Run(here, OURS["peer"])
+            run.make()
+        run.train(0)  # by now, all ranks have the files
+        assert not os.listdir(folders[0])
+        dist.barrier()
+
+
+@on_ranks(TWO, GPUS)
+def test_one_rank_has_no_peers(here: RankContext) -> None:
+    group = [dist.new_group([rank]) for rank in range(here.world_size)][here.rank]
+    with pytest.warns(UserWarning, match="there is only one rank"):
+        wrapped = PeerDDP(nn.Linear(2, 1).to(here.device), 1, process_group=group)
+    wrapped(torch.ones(1, 2, device=here.device)).sum().backward()
+    assert wrapped.module.weight.grad.tolist() == [[1.0, 1.0]]
+    dist.destroy_process_group(group)
 
 
 @on_ranks(TWO, GPUS)
