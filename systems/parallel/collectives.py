@@ -50,6 +50,13 @@ class GroupOf:
         return group_or_world(group)
 
 
+def is_wanted(to: int | None, group: dist.ProcessGroup) -> bool:
+    """Return whether a state is for this rank: `to` is its rank, or None for all ranks."""
+    if to is not None and not 0 <= to < group.size():
+        raise ValueError(f"`to` must be a rank from 0 to {group.size() - 1}, got {to}")
+    return to is None or to == group.rank()
+
+
 def mean_operation(tensors: list[Tensor], group: dist.ProcessGroup) -> dist.ReduceOp:
     """Return the operation whose result is the mean of tensors over the ranks.
 

@@ -53,7 +53,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from systems.parallel.buckets import fill_buckets
-from systems.parallel.collectives import start_average
+from systems.parallel.collectives import is_wanted, start_average
 from systems.parallel.peer_layers import PeerLayers
 from systems.parallel.peer_memory import can_have_peer_memory
 from systems.parallel.rank_meetings import LayerOrder
@@ -275,8 +275,9 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
         Raises:
             RuntimeError: as `gather_full_parameters`.
+            ValueError: if `to` is no rank of the process group.
         """
-        self._keeps_state = to is None or to == self._group.rank()
+        self._keeps_state = is_wanted(to, self._group)
         try:
             states = self.module.state_dict(*args, **kwargs)
             if not self._keeps_state:
@@ -331,9 +332,10 @@ class FullyShardedDataParallel(DataParallelWrapper):
 
         Raises:
             RuntimeError: as `gather_full_parameters`.
+            ValueError: if `to` is no rank of the process group.
         """
+        wanted = is_wanted(to, self._group)
         self._meetings.meet(self._group, "optimizer_state_dict()")
-        wanted = to is None or to == self._group.rank()
         states = optimizer.state_dict()
         unsharded: dict[int, dict[str, Any]] = {}
         for index, weight, values in self._optimizer_states(optimizer, states):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from systems.parallel.buckets import (
     ALIGNMENT,
@@ -26,6 +27,12 @@ from systems.parallel.peer_memory import can_have_peer_memory, make_peer_memory
 from systems.parallel.wrapper import mark_own
 
 IN_FLIGHT = 4  # largest number of buckets that are averaged at the same time
+_SHARDED: Any = WeakIdKeyDictionary()  # parameters whose gradients only their owners have
+
+
+def gradient_is_sharded(parameter: Tensor) -> bool:
+    """Return whether only one rank gets the gradient, see `PeerDDP.shard_gradients`."""
+    return parameter in _SHARDED
 
 
 class PeerDDP(BucketedDDP):
@@ -70,6 +77,7 @@ class PeerDDP(BucketedDDP):
                 "zero_grad(set_to_none=True)"
             )
         self._owners = dict(owners)
+        _SHARDED.update(dict.fromkeys(owners, True))
         del self._exchange  # frees the buffer
         self._exchange = self._make_exchange()
 

@@ -34,8 +34,8 @@ from systems.parallel.buckets import (
     places,
     shaped_as,
 )
-from systems.parallel.collectives import GroupOf, is_gloo_only
-from systems.parallel.peer_ddp import PeerDDP
+from systems.parallel.collectives import GroupOf, is_gloo_only, is_wanted
+from systems.parallel.peer_ddp import PeerDDP, gradient_is_sharded
 from systems.parallel.peer_memory import PeerMemory, can_have_peer_memory, make_peer_memory
 from systems.parallel.rank_consistency import check_agreement
 from systems.parallel.rank_meetings import Meetings
@@ -170,9 +170,10 @@ class ShardedOptimizer(Optimizer):
             tells how to clip gradients. Where it has no peer memory, all ranks have all gradients.
 
     Raises:
-        ValueError: on all ranks, if parameters differ across ranks, or are shards of an FSDP
-            wrapper, whose optimizer state is sharded already; the message names the rank and the
-            difference. Also if the parameters are others than those of shard_gradients.
+        ValueError: on all ranks, if parameters differ across ranks, share memory, are refused by
+            optimizer_cls, or are shards of an FSDP wrapper, whose optimizer state is sharded
+            already; the message names the rank and the reason. Also if the parameters are others
+            than those of shard_gradients, or another optimizer has sharded their gradients.
         RuntimeError: if there is no process group.
     """
 
@@ -191,7 +192,7 @@ class ShardedOptimizer(Optimizer):
         self._make: Any = lambda groups: optimizer_cls(groups, **kwargs)
         self._loads = [0] * self._group.size()
         self._chunks: list[_Chunk] = []
-        self._sizes: list[int] = []  # numbers of parameters, of the groups that have owners
+        self._known: list[list[int]] = []  # parameters of the groups that have owners, by id
         self._made = False
         super().__init__(params, dict(self._make([{"params": []}]).defaults))
         self._made = True
@@ -213,52 +214,87 @@ class ShardedOptimizer(Optimizer):
             )
         super().add_param_group(param_group)
         if self._made:  # the constructor distributes all of its groups together
-            self._share_out()
+            try:
+                self._share_out()
+            except Exception:
+                self.param_groups.pop()
+                raise
 
     def _share_out(self) -> int:
         """Give owners to the parameters of new groups. Return the number of the agreement."""
-        first = len(self._sizes)
+        first = len(self._known)
         groups = self.param_groups[first:]
         named = []
         for g, group in enumerate(groups, first):
             numbers = [f"parameter {i} of group {g}" for i in range(len(group["params"]))]
             named += list(zip(group.get("param_names", numbers), group["params"], strict=True))
-        number = check_agreement(named, self._group, refusal_of(named, sharded_only=True))
+        number = check_agreement(named, self._group, self._refusal(named))
         parameters = [parameter for _, parameter in named]
         wrapper = self._shard_gradients
+        loads = self._loads.copy()
+        owners = balance([parameter.nbytes for parameter in parameters], loads)
+        shares: list[list[Tensor]] = [[] for _ in loads]
+        for parameter, owner in zip(parameters, owners, strict=True):
+            shares[owner].append(parameter)
+        count = min(max(1, -(-max(map(_bytes, shares)) // CHUNK_BYTES)), MAX_CHUNKS)
+        chunks = list(zip(*(_cut(share, count) for share in shares), strict=True))
+        own_shares = [by_rank[self._group.rank()] for by_rank in chunks]
+        optimizers = self._make_optimizers(own_shares, groups)
+        made = [
+            _Chunk(list(by_rank), optimizer, first)
+            for by_rank, optimizer in zip(chunks, optimizers, strict=True)
+        ]
+        self._lay_out(made)
+        self._chunks += made
+        for optimizer in filter(None, optimizers):
+            self.state.update(optimizer.state)
+        if wrapper is not None:
+            wrapper.shard_gradients(dict(zip(parameters, owners, strict=True)))
+        self._known, self._loads = self._ids(), loads
+        return number
+
+    def _refusal(self, named: list[tuple[str, Tensor]]) -> str | None:
+        """Return why parameters cannot be used."""
+        wrapper, parameters = self._shard_gradients, [parameter for _, parameter in named]
         if wrapper is not None and not (
             isinstance(wrapper, PeerDDP)
             and wrapper._group is self._group
             and set(wrapper.parameters()).issuperset(parameters)
         ):
-            raise ValueError(
-                "shard_gradients must be the PeerDDP with these parameters and this process group"
-            )
-        owners = balance([parameter.nbytes for parameter in parameters], self._loads)
-        shares: list[list[Tensor]] = [[] for _ in self._loads]
-        for parameter, owner in zip(parameters, owners, strict=True):
-            shares[owner].append(parameter)
-        count = min(max(1, -(-max(map(_bytes, shares)) // CHUNK_BYTES)), MAX_CHUNKS)
-        made: list[_Chunk] = []
-        for by_rank in zip(*(_cut(share, count) for share in shares), strict=True):
-            mine = set(by_rank[self._group.rank()])
-            optimizer = None
-            if mine:
-                optimizer = self._make(
-                    [
-                        {**_options(group), "params": [p for p in group["params"] if p in mine]}
-                        for group in groups
-                    ]
+            return "shard_gradients must be the PeerDDP with these parameters and this group"
+        first: dict[int, str] = {}  # names by address
+        for name, parameter in named:
+            if wrapper is None and gradient_is_sharded(parameter):
+                return f"the gradient of {name} is sharded for another optimizer; pass its PeerDDP"
+            if parameter.numel() and first.setdefault(parameter.data_ptr(), name) != name:
+                other = first[parameter.data_ptr()]
+                return (
+                    f"{name} shares memory with {other}, and the optimizer moves each parameter; "
+                    "tie modules by one parameter"
                 )
-                self.state.update(optimizer.state)
-                optimizer.state = self.state
-            made.append(_Chunk(list(by_rank), optimizer, first))
-        self._lay_out(made)
-        self._chunks += made
-        if wrapper is not None:
-            wrapper.shard_gradients(dict(zip(parameters, owners, strict=True)))
-        self._sizes = [len(group["params"]) for group in self.param_groups]
-        return number
+        return refusal_of(named, sharded_only=True)
+
+    def _make_optimizers(
+        self, shares: list[list[Tensor]], groups: list[dict[str, Any]]
+    ) -> list[Optimizer | None]:
+        """Make an optimizer for each share of this rank. If a rank cannot, all raise an error."""
+        optimizers: list[Optimizer | None] = []
+        refusal = None
+        try:
+            for share in shares:
+                mine = set(share)
+                of_groups = [
+                    {**_options(group), "params": [p for p in group["params"] if p in mine]}
+                    for group in groups
+                ]
+                optimizers.append(self._make(of_groups) if mine else None)
+        except Exception as error:
+            refusal = f"{type(error).__name__}: {error}"
+        check_agreement((), self._group, refusal)
+        return optimizers
+
+    def _ids(self) -> list[list[int]]:
+        return [list(map(id, group["params"])) for group in self.param_groups]
 
     @torch.no_grad()
     def _lay_out(self, chunks: Sequence[_Chunk]) -> None:
@@ -279,16 +315,17 @@ class ShardedOptimizer(Optimizer):
         is called once, before any parameter is updated, and its result is returned.
 
         Raises:
-            RuntimeError: if a rank has exited, the timeout has expired, a group has another number
-                of parameters than was added, or a parameter was moved or cast since.
+            RuntimeError: if a rank has exited, the timeout has expired, the groups have other
+                parameters than were added, or a parameter was moved or cast since.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if [len(group["params"]) for group in self.param_groups] != self._sizes:
+        if self._ids() != self._known:
             raise RuntimeError(
-                "parameters must not be added to or removed from param_groups; use add_param_group"
+                "parameters must not be added to, moved in or removed from param_groups; use "
+                "add_param_group"
             )
         if not all(chunk.is_current() for chunk in self._chunks):
             raise RuntimeError(
@@ -296,16 +333,22 @@ class ShardedOptimizer(Optimizer):
                 "made; make it after model.to(...) and the like, and set values by copy_()"
             )
         works: list[Any] = []
-        for chunk in self._chunks:
-            for outside, inside in self._pairs(chunk):
-                inside.update(_options(outside))
-            if chunk.optimizer is not None:
-                chunk.optimizer.step(**kwargs)
-            works += chunk.send(self._group)
+        try:
+            for chunk in self._chunks:
+                for outside, inside in self._pairs(chunk):
+                    _set_options(inside, outside)
+                if chunk.optimizer is not None:
+                    chunk.optimizer.state = self.state
+                    chunk.optimizer.step(**kwargs)
+                works += chunk.send(self._group)
+        except Exception:  # perhaps on all ranks, which may go on
+            for work in works:
+                work.wait()
+            raise
         for chunk in self._chunks:
             # A step may change values in a parameter group, for example a counter.
             for outside, inside in self._pairs(chunk):
-                outside.update(_options(inside))
+                _set_options(outside, inside)
         for work in works:
             work.wait()
         if self._shard_gradients is not None:
@@ -329,9 +372,11 @@ class ShardedOptimizer(Optimizer):
         rank, "state" is empty on the others.
 
         Raises:
+            ValueError: if `to` is no rank of the process group.
             RuntimeError: if a rank does not call it within the timeout of the process group. A
                 warning names the missing ranks after 5 s.
         """
+        wanted = is_wanted(to, self._group)
         self._meetings.meet(self._group, "state_dict() of the optimizer")
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
@@ -342,7 +387,6 @@ class ShardedOptimizer(Optimizer):
             for group in self.param_groups
         ]
         state: dict[int, dict[str, Any]] = {}
-        wanted = to is None or to == self._group.rank()
         for rank in range(self._group.size()):
             of_rank, options = self._broadcast_state(rank, parameters, place, wanted)
             state.update(of_rank if wanted else {})
@@ -363,11 +407,12 @@ class ShardedOptimizer(Optimizer):
         one at a time, so that a device never holds more than one state tensor of another rank.
         """
         outlines: list[Any] = [None]
+        own: dict[int, dict[str, Any]] = {}
         if rank == self._group.rank():
+            own = {place[parameter]: values for parameter, values in self._own_states()}
             states = {
-                place[p]: {name: _outline(p, value) for name, value in values.items()}
-                for p, values in self.state.items()
-                if values  # not those that somebody only looked for
+                i: {name: _outline(parameters[i], value) for name, value in values.items()}
+                for i, values in own.items()
             }
             options = {
                 index: _options(self.param_groups[index])
@@ -383,7 +428,7 @@ class ShardedOptimizer(Optimizer):
                 if not (isinstance(value, Tensor) and value.is_meta):
                     continue
                 if rank == self._group.rank():
-                    tensor = self.state[parameters[i]][name]
+                    tensor = own[i][name]
                     tensor = dense_like(tensor, tensor)
                 else:
                     tensor = torch.empty_like(value, device=parameters[i].device)
@@ -392,6 +437,18 @@ class ShardedOptimizer(Optimizer):
                 if wanted:
                     values[name] = tensor.to("cpu", copy=True)
         return state, options
+
+    def _own_states(self) -> Iterable[tuple[Tensor, dict[str, Any]]]:
+        """Yield the parameters of this rank and their state, as the wrapped optimizer saves it."""
+        for chunk in self._chunks:
+            if chunk.optimizer is None:
+                continue
+            own = [p for group in chunk.optimizer.param_groups for p in group["params"]]
+            # not those that somebody only looked for
+            states = {p: self.state[p] for p in own if self.state.get(p)}
+            chunk.optimizer.state = defaultdict(dict, states)
+            for i, values in chunk.optimizer.state_dict()["state"].items():
+                yield own[i], values
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of the parameters that this rank owns.
@@ -412,8 +469,12 @@ class ShardedOptimizer(Optimizer):
             raise ValueError(f"groups of the state dict must have {valid} parameters, got {given}")
         place = {parameter: i for i, parameter in enumerate(self._in_order())}
         keys = [key for group in saved for key in group["params"]]
-        for outside, group in zip(self.param_groups, saved, strict=True):
-            outside.update(copy.deepcopy({k: v for k, v in group.items() if k != "params"}))
+        # What the wrapped optimizer makes of the options, also on ranks without parameters
+        whole = self._make([{**_options(group), "params": []} for group in self.param_groups])
+        options = [{**group, "params": []} for group in saved]
+        whole.load_state_dict({"state": {}, "param_groups": options})
+        for outside, group in zip(self.param_groups, whole.param_groups, strict=True):
+            _set_options(outside, group)
         loaded: dict[Tensor, Any] = {}
         for chunk in self._chunks:
             if chunk.optimizer is None:
@@ -432,9 +493,6 @@ class ShardedOptimizer(Optimizer):
             chunk.optimizer.load_state_dict({"state": state, "param_groups": groups})
             loaded.update(chunk.optimizer.state)
         self.state = defaultdict(dict, loaded)
-        for chunk in self._chunks:
-            if chunk.optimizer is not None:
-                chunk.optimizer.state = self.state
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -462,6 +520,13 @@ def _outline(parameter: Tensor, value: Any) -> Any:
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name not in NOT_OPTIONS}
+
+
+def _set_options(group: dict[str, Any], other: dict[str, Any]) -> None:
+    """Give a group the options of another."""
+    for name in _options(group).keys() - other.keys():
+        del group[name]
+    group.update(_options(other))
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

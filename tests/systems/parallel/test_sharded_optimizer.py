@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+from collections import defaultdict
 
 import pytest
 import torch
@@ -36,6 +38,13 @@ def _groups(model):
     return [{"params": parameters[::2]}, {"params": parameters[1::2], "lr": 3e-3}]
 
 
+def _dtypes(state_dict):
+    return {
+        i: {name: value.dtype for name, value in values.items()}
+        for i, values in state_dict["state"].items()
+    }
+
+
 def trains_as_one_process(here: RankContext, name: str, optimizer: str, chunk_bytes: int) -> None:
     sharded_optimizer.CHUNK_BYTES = chunk_bytes
     kind, options = OPTIMIZERS[optimizer]
@@ -63,7 +72,7 @@ def trains_as_one_process(here: RankContext, name: str, optimizer: str, chunk_by
     # The unsharded optimizer can load the gathered state and continue from it.
     whole, known = ours.state_dict(), theirs.state_dict()
     assert whole["param_groups"] == known["param_groups"]
-    assert whole["state"].keys() == known["state"].keys()
+    assert _dtypes(whole) == _dtypes(known)
     plain_model = build(name, 99, here.device)
     plain_model.load_state_dict(wrapped.state_dict())
     plain = kind(_groups(plain_model), **options)
@@ -178,6 +187,86 @@ def test_a_state_from_before_the_first_step(here: RankContext) -> None:
 
 
 @on_ranks(TWO)
+def test_states_that_the_user_changes(here: RankContext) -> None:
+    """What one optimizer does, also with values that a rank has for parameters of another one."""
+    states = []
+    for kind in (torch.optim.Adam, lambda p, **k: ShardedOptimizer(p, torch.optim.Adam, **k)):
+        parameters = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+        optimizer = kind(parameters, lr=0.5)
+        for average in (None, torch.ones(2)):
+            for parameter in parameters:
+                parameter.grad = torch.ones(2)
+                if average is not None:
+                    optimizer.state[parameter]["average"] = average
+            optimizer.step()
+        states.append(optimizer.state_dict()["state"])
+        optimizer.state = defaultdict(dict)
+        optimizer.step()
+        states.append(optimizer.state_dict()["state"])
+    torch.testing.assert_close(states[2:], states[:2], rtol=0, atol=0)
+
+
+@on_ranks(TWO)
+@pytest.mark.parametrize("loads", [False, True])
+def test_options_that_are_gone(here: RankContext, loads: bool) -> None:
+    """Options that a loaded state or the user has removed are gone, as with one optimizer."""
+    groups = []
+    for kind in (torch.optim.SGD, lambda p, **k: ShardedOptimizer(p, torch.optim.SGD, **k)):
+        optimizer = kind([nn.Parameter(torch.ones(2)) for _ in range(2)], lr=0.1)
+        saved = copy.deepcopy(optimizer.state_dict())
+        group = optimizer.param_groups[0]
+        group["mine"], group["maximize"] = 1, True
+        optimizer.step()
+        if loads:
+            del saved["param_groups"][0]["maximize"]
+            optimizer.load_state_dict(saved)
+        else:
+            del optimizer.param_groups[0]["mine"]
+        optimizer.step()
+        groups.append(optimizer.state_dict()["param_groups"])
+    assert groups[0] == groups[1] and "mine" not in groups[0][0]
+
+
+@on_ranks(TWO)
+def test_training_goes_on_after_a_step_has_failed(here: RankContext) -> None:
+    sharded_optimizer.CHUNK_BYTES = 8  # three chunks
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(6)]
+    optimizer = ShardedOptimizer(parameters, torch.optim.Adam, peer_memory=True, lr=0.5)
+    for sparse in (True, False):
+        for parameter in parameters:
+            gradient = torch.ones(2)
+            parameter.grad = gradient.to_sparse() if sparse else gradient
+        parameters[0].grad = parameters[1].grad = torch.ones(2)  # the first chunk is sent
+        if sparse:
+            with pytest.raises(RuntimeError, match="sparse"):
+                optimizer.step()
+    optimizer.step()
+    assert_same_on_all_ranks(parameters)
+    torch.testing.assert_close(parameters[5].detach(), torch.full((2,), 0.5))
+
+
+class NoVectors(torch.optim.SGD):
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        if any(p.dim() == 1 for p in param_group["params"]):
+            raise TypeError("no vectors")
+
+
+@on_ranks(TWO)
+def test_all_ranks_refuse_what_one_refuses(here: RankContext) -> None:
+    """Also a group that is added. Then, training goes on without it."""
+    vector, matrix = (nn.Parameter(torch.ones(2, *more)) for more in ((), (9,)))
+    with pytest.raises(ValueError, match="rank 1: TypeError: no vectors"):
+        ShardedOptimizer([matrix, vector], NoVectors, lr=1.0)
+    optimizer = ShardedOptimizer([matrix], NoVectors, lr=1.0)
+    with pytest.raises(ValueError, match="rank 1: TypeError: no vectors"):
+        optimizer.add_param_group({"params": [vector]})
+    matrix.grad = torch.ones(2, 9)
+    optimizer.step()
+    assert not matrix.any()
+
+
+@on_ranks(TWO)
 def test_hooks_of_states(here: RankContext) -> None:
     """They may return another state, or nothing, as with torch's optimizers."""
     parameters = [nn.Parameter(torch.ones(2)) for _ in range(2)]
@@ -252,9 +341,15 @@ def test_what_is_refused(here: RankContext) -> None:
     optimizer = ShardedOptimizer(parameters[:1], torch.optim.SGD, lr=0.1)
     with pytest.raises(ValueError, match=r"must have \[1\] parameters, got \[2\]"):
         optimizer.load_state_dict(torch.optim.SGD(parameters, lr=0.1).state_dict())
-    optimizer.param_groups[0]["params"].append(parameters[1])
-    with pytest.raises(RuntimeError, match="must not be added"):
-        optimizer.step()
+    with pytest.raises(ValueError, match=rf"from 0 to {here.world_size - 1}, got -1"):
+        optimizer.state_dict(to=-1)
+    for others in (parameters, parameters[1:]):
+        optimizer.param_groups[0]["params"] = others
+        with pytest.raises(RuntimeError, match="must not be added"):
+            optimizer.step()
+    alike = [nn.Parameter(parameters[0].detach().view(shape)) for shape in ((2,), (1, 2))]
+    with pytest.raises(ValueError, match="shares memory"):
+        ShardedOptimizer(alike, torch.optim.SGD, lr=0.1)
     model = nn.Linear(2, 2).to(here.device)
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
     model.double()
@@ -275,13 +370,15 @@ def test_what_is_refused(here: RankContext) -> None:
     other = dist.new_group()
     more = [*wrapped.parameters(), parameters[0]]
     for given, group in ((more, None), (wrapped.parameters(), other)):
-        with pytest.raises(ValueError, match="with these parameters and this process group"):
+        with pytest.raises(ValueError, match="with these parameters and this group"):
             ShardedOptimizer(given, torch.optim.SGD, process_group=group, **options)
     with pytest.raises(ValueError, match="weight is missing"):
         ShardedOptimizer([wrapped.module.bias], torch.optim.SGD, **options)
     optimizer = ShardedOptimizer(wrapped.parameters(), torch.optim.SGD, **options)
     with pytest.raises(RuntimeError, match="all groups when you make it"):
         optimizer.add_param_group({"params": parameters[:1]})
+    with pytest.raises(ValueError, match="is sharded for another optimizer"):
+        ShardedOptimizer(wrapped.parameters(), torch.optim.SGD, lr=0.1)
 
 
 def test_shares_are_balanced_by_bytes():
