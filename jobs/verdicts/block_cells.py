@@ -157,7 +157,7 @@ def _with_verdict(
 
 
 def _unlike(rounds: list[Round], verdict: Verdict) -> str:
-    """Return which allocations disagree, such as `slower 1.021 on n1 but same 1.003 on n2`."""
+    """Return what each allocation says, such as `slower 1.021 on n1, same 1.003 on n2`."""
     hosts = {each.allocation: recorded_value(each.records[-1], "host") for each in rounds}
     counts = Counter(hosts.values())
     texts = [

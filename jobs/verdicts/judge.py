@@ -65,8 +65,8 @@ class Verdict:
     not_slower: bool = False
     # Whether the candidate, if it is slower, is so by more than the margin.
     beyond_margin: bool = True
-    # If allocations differ by more than noise, and in their verdicts, or by so much that the interval
-    # contains 1: the verdict and the ratio of each allocation alone.
+    # If allocations differ by more than noise, and in their verdicts or by so much that the
+    # interval contains 1: the verdict and the ratio of each allocation alone.
     unlike: tuple[tuple[str, Decision, float], ...] = ()
 
     @property

@@ -27,12 +27,13 @@ from systems.parallel.peer_memory import can_have_peer_memory, make_peer_memory
 from systems.parallel.wrapper import mark_own
 
 IN_FLIGHT = 4  # largest number of buckets that are averaged at the same time
-_SHARDED: Any = WeakIdKeyDictionary()  # parameters whose gradients only their owners have
+_SHARDED: Any = WeakIdKeyDictionary()  # parameter -> weak reference to the last `shard_gradients`
 
 
 def gradient_is_sharded(parameter: Tensor) -> bool:
     """Return whether only one rank gets the gradient, see `PeerDDP.shard_gradients`."""
-    return parameter in _SHARDED
+    wrapper = _SHARDED[parameter]() if parameter in _SHARDED else None
+    return wrapper is not None and parameter in wrapper._sharded_parameters()
 
 
 class PeerDDP(BucketedDDP):
@@ -77,7 +78,7 @@ class PeerDDP(BucketedDDP):
                 "zero_grad(set_to_none=True)"
             )
         self._owners = dict(owners)
-        _SHARDED.update(dict.fromkeys(owners, True))
+        _SHARDED.update(dict.fromkeys(owners, weakref.ref(self)))
         del self._exchange  # frees the buffer
         self._exchange = self._make_exchange()
 

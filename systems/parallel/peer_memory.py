@@ -13,7 +13,7 @@ import os
 import tempfile
 import warnings
 import weakref
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -41,8 +41,8 @@ class Aside(Protocol):
 class PeerMemory:
     """Buffers of all ranks of a group, and signals between them.
 
-    All ranks must make the same objects in the same order. Between two ranks, a channel has at most
-    one signal that was not awaited.
+    All ranks must make the same objects in the same order. A rank awaits the signals of a peer in a
+    channel in the order in which they were sent.
 
     Args:
         group: its ranks must be able to share memory, see `can_have_peer_memory`.
@@ -101,6 +101,7 @@ class HostMemory(PeerMemory):
 
     def _make(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._store = _get_default_store()
+        self._counts: Counter[tuple[int, int, int]] = Counter()
         self._queue: deque[Callable[[], None]] = deque()
         self._done = 0  # number of functions of `aside` that have run
         self.channels = MAX_CHANNELS
@@ -148,7 +149,9 @@ class HostMemory(PeerMemory):
         self._store.delete_key(key)
 
     def _key(self, source: int, target: int, channel: int) -> str:
-        return f"{self._name}/{source}/{target}/{channel}"
+        self._counts[source, target, channel] += 1
+        number = self._counts[source, target, channel]
+        return f"{self._name}/{source}/{target}/{channel}/{number}"
 
     def aside(self, work: Callable[[], None], lane: str = "", after: Aside | None = None) -> Aside:
         self._queue.append(work)

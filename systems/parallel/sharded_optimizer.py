@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -170,10 +170,11 @@ class ShardedOptimizer(Optimizer):
             tells how to clip gradients. Where it has no peer memory, all ranks have all gradients.
 
     Raises:
-        ValueError: on all ranks, if parameters differ across ranks, share memory, are refused by
-            optimizer_cls, or are shards of an FSDP wrapper, whose optimizer state is sharded
-            already; the message names the rank and the reason. Also if the parameters are others
-            than those of shard_gradients, or another optimizer has sharded their gradients.
+        ValueError: on all ranks, if parameters differ across ranks, have the same memory, are
+            refused by optimizer_cls, or are shards of an FSDP wrapper, whose optimizer state is
+            sharded already; the message names the rank and the reason. Also if the parameters are
+            others than those of shard_gradients, or their gradients are sharded for another
+            optimizer.
         RuntimeError: if there is no process group.
     """
 
@@ -266,12 +267,14 @@ class ShardedOptimizer(Optimizer):
         for name, parameter in named:
             if wrapper is None and gradient_is_sharded(parameter):
                 return f"the gradient of {name} is sharded for another optimizer; pass its PeerDDP"
-            if parameter.numel() and first.setdefault(parameter.data_ptr(), name) != name:
-                other = first[parameter.data_ptr()]
+            address = parameter.data_ptr()
+            if address in first:
                 return (
-                    f"{name} shares memory with {other}, and the optimizer moves each parameter; "
-                    "tie modules by one parameter"
+                    f"{name} has the memory of {first[address]}, and the optimizer moves each; tie "
+                    "modules by one parameter, and give it once"
                 )
+            if parameter.numel():
+                first[address] = name
         return refusal_of(named, sharded_only=True)
 
     def _make_optimizers(
@@ -279,7 +282,7 @@ class ShardedOptimizer(Optimizer):
     ) -> list[Optimizer | None]:
         """Make an optimizer for each share of this rank. If a rank cannot, all raise an error."""
         optimizers: list[Optimizer | None] = []
-        refusal = None
+        error = None
         try:
             for share in shares:
                 mine = set(share)
@@ -288,9 +291,13 @@ class ShardedOptimizer(Optimizer):
                     for group in groups
                 ]
                 optimizers.append(self._make(of_groups) if mine else None)
-        except Exception as error:
-            refusal = f"{type(error).__name__}: {error}"
-        check_agreement((), self._group, refusal)
+        except Exception as caught:
+            error = caught
+        refusal = None if error is None else f"{type(error).__name__}: {error}"
+        try:
+            check_agreement((), self._group, refusal)
+        except ValueError as told:
+            raise told from error
         return optimizers
 
     def _ids(self) -> list[list[int]]:
@@ -342,13 +349,15 @@ class ShardedOptimizer(Optimizer):
                     chunk.optimizer.step(**kwargs)
                 works += chunk.send(self._group)
         except Exception:  # perhaps on all ranks, which may go on
-            for work in works:
-                work.wait()
+            with suppress(RuntimeError):
+                for work in works:
+                    work.wait()
             raise
         for chunk in self._chunks:
             # A step may change values in a parameter group, for example a counter.
             for outside, inside in self._pairs(chunk):
-                _set_options(outside, inside)
+                if inside["params"]:
+                    _set_options(outside, inside)
         for work in works:
             work.wait()
         if self._shard_gradients is not None:
@@ -440,6 +449,8 @@ class ShardedOptimizer(Optimizer):
 
     def _own_states(self) -> Iterable[tuple[Tensor, dict[str, Any]]]:
         """Yield the parameters of this rank and their state, as the wrapped optimizer saves it."""
+        if others := [key for key in self.state if not isinstance(key, Tensor)]:
+            raise TypeError(f"state must have parameters as keys, got {others[0]!r}")
         for chunk in self._chunks:
             if chunk.optimizer is None:
                 continue
@@ -475,6 +486,8 @@ class ShardedOptimizer(Optimizer):
         whole.load_state_dict({"state": {}, "param_groups": options})
         for outside, group in zip(self.param_groups, whole.param_groups, strict=True):
             _set_options(outside, group)
+            if "param_names" in group:
+                outside["param_names"] = group["param_names"]
         loaded: dict[Tensor, Any] = {}
         for chunk in self._chunks:
             if chunk.optimizer is None:

@@ -227,7 +227,8 @@ class DataParallelWrapper(nn.Module):
         if self._backward is None:
             self._backward = torch._C._current_graph_task_id()
             self._begin_backward()
-            Variable._execution_engine.queue_callback(weak_hook(self._end_backward))
+            held = [self]  # on a GPU, autograd may keep the callback for longer than backward
+            Variable._execution_engine.queue_callback(lambda: held.pop()._end_backward())
 
     def _end_backward(self) -> None:
         if not self._synchronizing:
@@ -362,18 +363,18 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def weak_hook(method: Callable[..., Any], *args: Any) -> Callable[..., None]:
-    """Return a hook of a tensor or a backward that calls a method while its object exists.
+def weak_hook(method: Callable[..., Any], *args: Any) -> Callable[[Tensor], None]:
+    """Return a hook of a tensor that calls a method while its object exists.
 
     Python's garbage collector does not see the hooks of a tensor, which would keep the object alive
-    forever if it has the tensor. On a GPU, autograd may drop a hook of a backward after it returns.
+    forever if it has the tensor.
     """
     reference = weakref.WeakMethod(method)
 
-    def hook(*given: Tensor) -> None:
+    def hook(tensor: Tensor) -> None:
         alive = reference()
         if alive is not None:
-            alive(*args, *given)
+            alive(*args, tensor)
 
     return hook
 

@@ -25,11 +25,12 @@ from jobs.verdicts.judge import LEVEL, Round, Verdict, judge
 
 NOT_PAIRED = "the runs were not measured in the same blocks"
 DIGITS = 6  # significant ones of a speedup in CSV
+ON_EACH = "on each allocation"
 _MEANINGS = {  # of the texts of speedups with an interval, by `Speedup.kind`
     "decided": f"an interval without a word: faster or slower, significant at {LEVEL:.1%}",
     "same": "same: equal within the margin",
     "unsure": "unsure: not decided",
-    "on each": "on each: faster or slower on each allocation alone, by different amounts",
+    ON_EACH: f"{ON_EACH}: faster or slower on each alone, by different amounts",
     "noise": "noise: not decided, and the interval is wider than the speedup",
 }
 _Measured = list[tuple[Record, float]]  # in one execution of a round
@@ -72,7 +73,7 @@ class Speedup:
         if not self.word or self.ratio is None or self.interval is None:
             return "decided"
         low, high = self.interval
-        is_noise = high - low > abs(self.ratio) and self.word != "on each"
+        is_noise = high - low > abs(self.ratio) and self.word != ON_EACH
         return "noise" if is_noise else self.word
 
     @property
@@ -82,13 +83,13 @@ class Speedup:
 
     @property
     def word(self) -> str:
-        """The verdict if it is same or unsure, or "on each" if it is of each allocation alone.
+        """The verdict if it is same or unsure, or that it is of each allocation alone.
 
         The number tells the others.
         """
         if self.verdict in ("same", "unsure"):
             return self.verdict
-        return "on each" if self.interval and self.interval[0] <= 1 <= self.interval[1] else ""
+        return ON_EACH if self.interval and self.interval[0] <= 1 <= self.interval[1] else ""
 
     @property
     def texts(self) -> tuple[str, str]:

@@ -179,11 +179,11 @@ def test_a_note_explains_the_words_in_the_table_and_no_others(folder: ResultsFol
     unsure, by_host = [1.0, 1.1, 1.0, 1.1, 0.9], [0.98] * 3 + [0.9] * 2
 
     def outcome(params: dict[str, Any], repeat: int) -> Outcome:
-        round = repeat // 2 if params["mode"] == "fast" else repeat
-        host = {"environment": {"boot_id": "a" if round < 3 else "b"}}
+        in_round = repeat // 2 if params["mode"] == "fast" else repeat  # the baseline runs twice
+        host = {"environment": {"boot_id": "a" if in_round < 3 else "b"}}
         if params["mode"] == "fast":
             return ok(1.0) | host
-        return ok([1.0, 0.5, unsure[round], by_host[round]][params["size"] - 1]) | host
+        return ok([1.0, 0.5, unsure[in_round], by_host[in_round]][params["size"] - 1]) | host
 
     folder.submit_rounds(
         TOY + "grid: {size: [1, 2, 3, 4], mode: [fast, exact]}\n" + BLOCKS, outcome

@@ -6,8 +6,10 @@ test_situations.py trains small models in many ways.
 from __future__ import annotations
 
 from functools import partial
+from time import sleep
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from systems import checkpointing
 from systems.model import TransformerBlock, TransformerLM, cross_entropy
-from systems.parallel import FullyShardedDataParallel
+from systems.parallel import FullyShardedDataParallel, peer_memory
 from systems.parallel.fsdp import has_matrix
 from tests.systems.parallel.parallel_models import (
     BATCH,
@@ -163,6 +165,8 @@ def test_the_state_is_gathered_on_one_rank(here):
     run.make()
     run.train(0)
     model, optimizer = run.model.state_dict(), run.model.optimizer_state_dict(run.optimizer)
+    with pytest.raises(ValueError, match=f"got {here.world_size}"):
+        run.model.state_dict(to=here.world_size)
     for rank in range(here.world_size):
         wanted = here.rank == rank
         only = run.model.state_dict(to=rank), run.model.optimizer_state_dict(run.optimizer, to=rank)
@@ -592,6 +596,25 @@ class Opens(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inside(x)[0].value
+
+
+def train_beside_a_slow_rank(run: Run) -> None:
+    """The other rank signals a channel of peer memory before this one has awaited the last time."""
+
+    def slow_backward(_: nn.Module, args: Any, out: Tensor) -> None:
+        out.register_hook(lambda _: sleep(0.02))
+
+    with mock.patch.object(peer_memory, "MAX_CHANNELS", 16):  # 6 pairs for gathers
+        run.make(lambda: nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(10))))
+    for layer in run.made if not run.alone and run.here.rank == 0 else ():
+        layer.register_forward_hook(slow_backward)
+    for step in range(2):
+        run.train(step, lambda model, x: model(x).square().mean())
+
+
+@on_ranks(TWO, repeats=1)
+def test_more_gathers_than_channels(here):
+    compare(here, fsdp(peer_memory=True), train_beside_a_slow_rank)
 
 
 @on_ranks(TWO, GPUS, repeats=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections import defaultdict
+from unittest import mock
 
 import pytest
 import torch
@@ -229,9 +230,9 @@ def test_options_that_are_gone(here: RankContext, loads: bool) -> None:
 
 @on_ranks(TWO)
 def test_training_goes_on_after_a_step_has_failed(here: RankContext) -> None:
-    sharded_optimizer.CHUNK_BYTES = 8  # three chunks
     parameters = [nn.Parameter(torch.ones(2)) for _ in range(6)]
-    optimizer = ShardedOptimizer(parameters, torch.optim.Adam, peer_memory=True, lr=0.5)
+    with mock.patch.object(sharded_optimizer, "CHUNK_BYTES", 8):  # three chunks
+        optimizer = ShardedOptimizer(parameters, torch.optim.Adam, peer_memory=True, lr=0.5)
     for sparse in (True, False):
         for parameter in parameters:
             gradient = torch.ones(2)
@@ -261,9 +262,11 @@ def test_all_ranks_refuse_what_one_refuses(here: RankContext) -> None:
     optimizer = ShardedOptimizer([matrix], NoVectors, lr=1.0)
     with pytest.raises(ValueError, match="rank 1: TypeError: no vectors"):
         optimizer.add_param_group({"params": [vector]})
-    matrix.grad = torch.ones(2, 9)
+    later = nn.Parameter(torch.ones(2, 3))
+    optimizer.add_param_group({"params": [later]})
+    matrix.grad, later.grad = torch.ones(2, 9), torch.ones(2, 3)
     optimizer.step()
-    assert not matrix.any()
+    assert not matrix.any() and not later.any()
 
 
 @on_ranks(TWO)
@@ -348,8 +351,10 @@ def test_what_is_refused(here: RankContext) -> None:
         with pytest.raises(RuntimeError, match="must not be added"):
             optimizer.step()
     alike = [nn.Parameter(parameters[0].detach().view(shape)) for shape in ((2,), (1, 2))]
-    with pytest.raises(ValueError, match="shares memory"):
+    with pytest.raises(ValueError, match="has the memory of"):
         ShardedOptimizer(alike, torch.optim.SGD, lr=0.1)
+    empty = [nn.Parameter(torch.zeros(0, device=here.device)) for _ in range(2)]
+    ShardedOptimizer(empty, torch.optim.SGD, lr=0.1).step()
     model = nn.Linear(2, 2).to(here.device)
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
     model.double()
@@ -377,8 +382,10 @@ def test_what_is_refused(here: RankContext) -> None:
     optimizer = ShardedOptimizer(wrapped.parameters(), torch.optim.SGD, **options)
     with pytest.raises(RuntimeError, match="all groups when you make it"):
         optimizer.add_param_group({"params": parameters[:1]})
+    ShardedOptimizer(wrapped.parameters(), torch.optim.SGD, **options)  # replaces the other
     with pytest.raises(ValueError, match="is sharded for another optimizer"):
         ShardedOptimizer(wrapped.parameters(), torch.optim.SGD, lr=0.1)
+    dist.destroy_process_group(other)
 
 
 def test_shares_are_balanced_by_bytes():
