@@ -131,7 +131,8 @@ def _verdict(logs: _Logs, margin: float, floor: float | None, one_sided: float) 
     unlike = zip(logs.names, decisions, map(math.exp, logs.means), strict=True)
     verdict = decisions[0] if agree else "unsure"
     half = whole.half_width(CONFIDENCE)
-    is_sure = abs(whole.mean) > half or verdict in ("same", "unsure")
+    # Of several allocations that are all faster, or all slower
+    contains_1 = verdict in ("faster", "slower") and abs(whole.mean) <= half
     return Verdict(
         verdict,
         ratio=math.exp(whole.mean),
@@ -143,7 +144,7 @@ def _verdict(logs: _Logs, margin: float, floor: float | None, one_sided: float) 
         floor=floor,
         not_slower=all(e.mean + e.half_width(1 - 2 * ONE_SIDED) < same for e in alone),
         beyond_margin=whole.mean > same,
-        unlike=() if agree and is_sure else tuple(unlike),
+        unlike=tuple(unlike) if contains_1 or not agree else (),
     )
 
 

@@ -27,7 +27,7 @@ from systems.parallel.peer_memory import can_have_peer_memory, make_peer_memory
 from systems.parallel.wrapper import mark_own
 
 IN_FLIGHT = 4  # largest number of buckets that are averaged at the same time
-_SHARDED: Any = WeakIdKeyDictionary()  # parameter -> weak reference to the last `shard_gradients`
+_SHARDED: Any = WeakIdKeyDictionary()  # parameter -> weak reference to the PeerDDP that shards it
 
 
 def gradient_is_sharded(parameter: Tensor) -> bool:

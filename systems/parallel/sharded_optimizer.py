@@ -255,7 +255,7 @@ class ShardedOptimizer(Optimizer):
         return number
 
     def _refusal(self, named: list[tuple[str, Tensor]]) -> str | None:
-        """Return why parameters cannot be used."""
+        """Return why parameters cannot be used, None if they can."""
         wrapper, parameters = self._shard_gradients, [parameter for _, parameter in named]
         if wrapper is not None and not (
             isinstance(wrapper, PeerDDP)
@@ -382,10 +382,13 @@ class ShardedOptimizer(Optimizer):
 
         Raises:
             ValueError: if `to` is no rank of the process group.
+            TypeError: if `state` has a key that is no parameter.
             RuntimeError: if a rank does not call it within the timeout of the process group. A
                 warning names the missing ranks after 5 s.
         """
         wanted = is_wanted(to, self._group)
+        if others := [key for key in self.state if not isinstance(key, Tensor)]:
+            raise TypeError(f"state must have parameters as keys, got {others[0]!r}")
         self._meetings.meet(self._group, "state_dict() of the optimizer")
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
@@ -449,8 +452,6 @@ class ShardedOptimizer(Optimizer):
 
     def _own_states(self) -> Iterable[tuple[Tensor, dict[str, Any]]]:
         """Yield the parameters of this rank and their state, as the wrapped optimizer saves it."""
-        if others := [key for key in self.state if not isinstance(key, Tensor)]:
-            raise TypeError(f"state must have parameters as keys, got {others[0]!r}")
         for chunk in self._chunks:
             if chunk.optimizer is None:
                 continue

@@ -123,7 +123,6 @@ COLLECTIVES = {
 @on_ranks(TWO, repeats=1)
 @pytest.mark.parametrize(("name", "count"), COLLECTIVES.items())
 def test_collectives_of_a_step(here, name, count):
-    sharded_optimizer.CHUNK_BYTES = 10**9
     run = Run(here, WRAPPERS[name])
     run.make()
     run.train(0)
